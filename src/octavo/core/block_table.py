@@ -1,0 +1,45 @@
+"""BlockTable: which physical block holds each logical block of one sequence, and how far it is filled.
+
+position p  ─▶  logical block p // block_size, slot p % block_size  ─▶  physical block block_ids[logical]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from octavo.core.block import BlockId
+
+
+class Slot(NamedTuple):
+    """Where one token's keys and values lie."""
+
+    block_id: BlockId
+    offset: int  # 0 <= offset < block_size
+
+
+@dataclass(slots=True)
+class BlockTable:
+    """A plain record; KVCacheManager is its only writer."""
+
+    block_size: int
+    block_ids: list[BlockId] = field(default_factory=list)
+    num_tokens: int = 0  # slots filled
+    num_sent: int = 0  # leading entries the executor already knows
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.block_ids)
+
+    @property
+    def num_slots_empty(self) -> int:
+        """Internal fragmentation: slots held but not filled, at most block_size - 1 between steps."""
+        return len(self.block_ids) * self.block_size - self.num_tokens
+
+    def locate(self, position: int) -> Slot:
+        assert 0 <= position < self.num_tokens, f"position {position} of {self.num_tokens} filled"
+        return Slot(self.block_ids[position // self.block_size], position % self.block_size)
+
+    def num_filled(self, logical: int) -> int:
+        """Filled slots of one logical block."""
+        return max(0, min(self.block_size, self.num_tokens - logical * self.block_size))

@@ -1,0 +1,69 @@
+"""Request (a group of sequences, as the client sent it) and Sequence (one token stream of it).
+
+There is no prefill and no decode: a sequence knows `num_tokens` tokens, the keys and values of the first
+`num_computed_tokens` of them are in the cache, and every step closes part of the gap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from octavo.core.block import SeqId
+from octavo.core.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class RequestStatus(Enum):
+    WAITING = "waiting"  # never ran
+    RUNNING = "running"
+    PREEMPTED = "preempted"  # ran, lost its blocks, waits to be resumed
+    FINISHED = "finished"
+
+
+@dataclass(slots=True)
+class Sequence:
+    seq_id: SeqId
+    index: int  # which choice of its request
+    token_ids: list[int]  # prompt, then output
+    num_prompt_tokens: int
+    num_computed_tokens: int = 0
+    num_prompt_logprobs: int = 0  # prompt tokens whose log-probabilities were delivered
+    finish_reason: FinishReason | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def gap(self) -> int:
+        """Known tokens whose keys and values are not in the cache."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+
+@dataclass(slots=True)
+class Request:
+    """Admitted, preempted and resumed as a whole."""
+
+    request_id: str
+    sequences: list[Sequence]
+    params: SamplingParams
+    eos_token_ids: frozenset[int] = frozenset()
+    arrival_s: float = 0.0
+    order: int = 0  # number of arrival, set by the scheduler
+    status: RequestStatus = RequestStatus.WAITING
+    num_preemptions: int = 0
+    live: list[Sequence] = field(default_factory=list)  # sequences without a finish_reason
+
+    def __post_init__(self) -> None:
+        self.live = [s for s in self.sequences if s.finish_reason is None]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.sequences[0].num_prompt_tokens

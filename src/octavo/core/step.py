@@ -1,0 +1,111 @@
+"""StepPlan and StepResult: the whole contract between policy (scheduler) and machine (executor, simulator).
+
+The scheduler never sees an array; a backend never asks the scheduler anything. There is no prefill and no
+decode: a slice is `num_tokens` consecutive tokens of one sequence, wherever it stands.
+
+    scheduler.step(now) ──StepPlan──▶ executor.run(plan) ──StepResult──▶ scheduler.apply(plan, result, now)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.core.block import BlockId, SeqId
+
+
+@dataclass(frozen=True, slots=True)
+class TableWrite:
+    """Entries [index, index + len(block_ids)) of the sequence's table for `group` become `block_ids`."""
+
+    group: int  # which group of layers (all layers of one KVCacheSpec); 0 for plain models
+    index: int  # first logical block written
+    block_ids: tuple[BlockId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSlice:
+    """Compute the tokens at positions [start, start + len(token_ids)) of one sequence."""
+
+    seq_id: SeqId
+    start: int  # position of token_ids[0]; everything before it is already in the cache
+    token_ids: tuple[int, ...]
+    needs_sample: bool  # True if the slice ends at the sequence's last known token
+    prompt_logprobs: bool  # True if log-probabilities of the prompt tokens are wanted
+    table_writes: tuple[TableWrite, ...]  # what changed in the block tables since the last slice
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBlock:
+    """Copy physical block src to dst in the group's layers, before the forward pass."""
+
+    group: int
+    src: BlockId
+    dst: BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class SwapBlock:
+    """Move one block between the pools: `block_id` in the KV cache, `swap_id` in the swap space."""
+
+    group: int
+    block_id: BlockId
+    swap_id: BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step. Order of execution: swap_out, swap_in, copies, forward over all slices, sample."""
+
+    step: int
+    slices: tuple[SequenceSlice, ...] = ()
+    swap_out: tuple[SwapBlock, ...] = ()
+    swap_in: tuple[SwapBlock, ...] = ()
+    copies: tuple[CopyBlock, ...] = ()
+    preempted: tuple[SeqId, ...] = ()  # lost their blocks; their table rows are void
+    finished: tuple[SeqId, ...] = ()  # ended since the last plan: forget all about them
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(s.token_ids) for s in self.slices)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.slices or self.swap_out or self.swap_in or self.copies)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probability of one token and of the `top` most likely ones, best first."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 is the most likely token
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The token drawn for one sequence."""
+
+    seq_id: SeqId
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """`samples` has one entry for each slice with needs_sample, in plan order."""
+
+    step: int
+    samples: tuple[Sample, ...]
+    # seq_id -> log-probabilities of the prompt tokens at positions [start + 1, end] of this step's slice
+    prompt_logprobs: dict[SeqId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    duration_s: float = 0.0

@@ -1,0 +1,1 @@
+"""The engine: plan, run, apply, observe. In process for LLM, in its own process for the server."""

@@ -1,0 +1,110 @@
+"""What travels between the HTTP process and the engine process, as msgspec values (msgpack on one pipe).
+
+HTTP ──[Submit | Abort | Shutdown]──▶ engine          one frame may carry many
+HTTP ◀──[Ready | StepOutputs | Failed]── engine       one frame a step
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from octavo.core.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class GenerateRequest(msgspec.Struct, frozen=True):
+    """One request in native types: token ids, never text."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    arrival_s: float = 0.0  # time.monotonic() of the HTTP process (one clock on one machine)
+
+
+class Logprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of a token and its most likely alternatives (id, logprob), best first."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+
+
+class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
+    """New tokens of one choice of one request. Exactly one delta per choice carries a finish_reason."""
+
+    request_id: str
+    index: int  # choice, 0 <= index < n
+    token_ids: list[int]
+    logprobs: list[Logprob] | None = None  # one per token of token_ids
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the token that ended it, when one of stop_token_ids or EOS did
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    prompt_logprobs: list[Logprob] | None = None  # in the first delta, one per prompt token but the first
+    error: str | None = None  # with finish_reason "error"
+
+
+class StepStats(msgspec.Struct, frozen=True):
+    """State after a step, counters since the start, and the intervals that ended in this step (seconds)."""
+
+    requests_running: int = 0
+    requests_waiting: int = 0
+    blocks_total: int = 0
+    blocks_used: int = 0
+    blocks_free: int = 0
+    block_size: int = 0
+    slots_filled: int = 0  # token slots that hold keys and values, of blocks_used * block_size
+    preemptions_total: int = 0
+    recomputed_tokens_total: int = 0
+    prompt_tokens_total: int = 0  # of requests admitted
+    generated_tokens_total: int = 0
+    computed_tokens_total: int = 0  # rows run through the model
+    steps_total: int = 0
+    step_s: float = 0.0
+    schedule_s: float = 0.0  # scheduling, bookkeeping and input building within step_s
+    ttft_s: list[float] = []
+    inter_token_s: list[float] = []
+    request_s: list[float] = []
+    queue_s: list[float] = []
+    finished: dict[str, int] = {}  # finish reason -> requests that ended in this step
+
+
+class StepOutputs(msgspec.Struct, frozen=True, tag=True):
+    deltas: list[TokenDelta]
+    stats: StepStats | None = None
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The engine is loaded. `report` is the memory plan in words, one line each."""
+
+    max_model_len: int
+    vocab_size: int
+    num_blocks: int
+    block_size: int
+    report: list[str]
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The engine could not start, or died. `kind` is the class name in errors.py."""
+
+    kind: str
+    message: str
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    request: GenerateRequest
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    request_id: str
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+ToEngine = list[Submit | Abort | Shutdown]
+FromEngine = Ready | StepOutputs | Failed
