@@ -1,1 +1,1 @@
-"""Bookkeeping of the KV cache: blocks, tables, pools. Standard library only; no arrays, clock, logs or I/O."""
+"""Bookkeeping of the KV cache: blocks, tables, pools. Standard library only; no arrays, clock or I/O."""

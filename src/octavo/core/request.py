@@ -12,6 +12,7 @@ from typing import Literal
 
 from octavo.core.block import SeqId
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import TokenLogprobs
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -30,8 +31,9 @@ class Sequence:
     token_ids: list[int]  # prompt, then output
     num_prompt_tokens: int
     num_computed_tokens: int = 0
-    num_prompt_logprobs: int = 0  # prompt tokens whose log-probabilities were delivered
     finish_reason: FinishReason | None = None
+    # of the prompt tokens but the first, as far as they are known; kept over a preemption
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

@@ -102,10 +102,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`samples` has one entry for each slice with needs_sample, in plan order."""
+    """`samples` has one entry for each slice with needs_sample, in plan order, but for those in `failed`."""
 
     step: int
     samples: tuple[Sample, ...]
     # seq_id -> log-probabilities of the prompt tokens at positions [start + 1, end] of this step's slice
     prompt_logprobs: dict[SeqId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    failed: dict[SeqId, str] = field(default_factory=dict)  # seq_id -> why no token could be drawn
     duration_s: float = 0.0

@@ -1,4 +1,6 @@
-"""InputBuilder: turns a StepPlan into the integer arrays a runner takes. Updated by what changed, not rebuilt.
+"""InputBuilder: turns a StepPlan into the integer arrays a runner takes.
+
+Updated by what changed, not rebuilt.
 
 It owns the executor's copy of the block tables: one row per sequence, written only where the plan says so.
 All arrays are allocated once.

@@ -40,7 +40,8 @@ class MemoryPlan:
         """One line each, for the log at start."""
         lines = [
             f"weights {self.weight_bytes / MIB:,.0f} MiB, KV cache {self.num_blocks:,} blocks of "
-            f"{self.block_size} = {self.num_tokens:,} tokens, {self.kv_bytes / MIB:,.0f} MiB as {self.kv_dtype}",
+            f"{self.block_size} = {self.num_tokens:,} tokens, {self.kv_bytes / MIB:,.0f} MiB of "
+            f"{self.kv_dtype}",
             f"{self.num_tokens / self.max_model_len:,.1f} requests of the full {self.max_model_len:,} tokens "
             f"fit at once",
         ]

@@ -1,7 +1,7 @@
 """What travels between the HTTP process and the engine process, as msgspec values (msgpack on one pipe).
 
 HTTP ──[Submit | Abort | Shutdown]──▶ engine          one frame may carry many
-HTTP ◀──[Ready | StepOutputs | Failed]── engine       one frame a step
+HTTP ◀──[Ready | StepOutputs | Refused | Failed]── engine       one frame a step
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the token that ended it, when one of stop_token_ids or EOS did
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
-    prompt_logprobs: list[Logprob] | None = None  # in the first delta, one per prompt token but the first
+    prompt_logprobs: list[Logprob] | None = None  # with the first token; one per prompt token but the first
     error: str | None = None  # with finish_reason "error"
 
 
@@ -94,6 +94,15 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A request that was not accepted: what RequestError says."""
+
+    request_id: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
 class Submit(msgspec.Struct, frozen=True, tag=True):
     request: GenerateRequest
 
@@ -107,4 +116,4 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = list[Submit | Abort | Shutdown]
-FromEngine = Ready | StepOutputs | Failed
+FromEngine = Ready | StepOutputs | Refused | Failed

@@ -10,7 +10,6 @@ the latest gives way, and it comes back before anyone newer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from octavo.core.allocator import KVAllocator
@@ -35,6 +34,7 @@ class SequenceOutput:
     stopped_by_token: bool = False  # token_id is an end-of-sequence or stop token
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    error: str | None = None  # with finish_reason "error"
 
 
 @dataclass(slots=True)
@@ -67,6 +67,8 @@ class Scheduler:
         self._slices: list[SequenceSlice] = []  # of the plan being made
         self._copies: list[CopyBlock] = []
         self._preempted: list[SeqId] = []
+        self.admitted_requests: list[str] = []  # by the last plan, new or resumed
+        self.preempted_requests: list[str] = []  # by the last plan
 
     # ── what the engine asks ────────────────────────────────────────────────────────────────────────
 
@@ -114,6 +116,7 @@ class Scheduler:
     def step(self, now: float) -> StepPlan:
         """Plan the next step and take its blocks. `now` is the caller's clock, in seconds."""
         self._slices, self._copies, self._preempted = [], [], []
+        self.admitted_requests, self.preempted_requests = [], []
         budget = TokenBudget(self.config.max_num_batched_tokens)
         promised = self._continue_running(budget)
         if not self._preempted:
@@ -206,6 +209,7 @@ class Scheduler:
         for seq in request.live:
             self.allocator.admit(seq.seq_id)
         self.running.append(request)
+        self.admitted_requests.append(request.request_id)
 
     def _blocks_promised(self, request: Request) -> int:
         """Blocks its known tokens will need beyond those it holds."""
@@ -222,6 +226,7 @@ class Scheduler:
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         self.counters.num_preemptions += 1
+        self.preempted_requests.append(request.request_id)
         self.waiting.push(request)
 
     def _refuse_unservable(self, request: Request) -> None:
@@ -250,33 +255,28 @@ class Scheduler:
             request, seq = self._sequences[piece.seq_id]
             seq.num_computed_tokens = piece.end
             self.counters.num_computed_tokens += piece.num_tokens
-            prompt_logprobs = _undelivered(seq, piece, result)
-            if piece.needs_sample:
+            _keep_prompt_logprobs(seq, piece, result)
+            if piece.seq_id in result.failed:
+                outputs.append(self._fail(request, seq, result.failed[piece.seq_id]))
+            elif piece.needs_sample:
                 sample = next(samples)
                 assert sample.seq_id == piece.seq_id, f"sample of {sample.seq_id} for {piece.seq_id}"
-                outputs.append(self._append(request, seq, sample.token_id, sample.logprobs, prompt_logprobs))
-            elif prompt_logprobs:
-                outputs.append(
-                    SequenceOutput(request.request_id, seq.index, None, prompt_logprobs=prompt_logprobs)
-                )
+                outputs.append(self._append(request, seq, sample.token_id, sample.logprobs))
         return outputs
 
-    def fail(self, seq_ids: Iterable[SeqId]) -> list[SequenceOutput]:
-        """End sequences whose step went wrong with reason "error"; the others lose nothing."""
-        failed = []
-        for seq_id in seq_ids:
-            request, seq = self._sequences[seq_id]
-            self._end_sequence(request, seq, "error")
-            failed.append(SequenceOutput(request.request_id, seq.index, None, "error"))
-        return failed
+    def fail(self, plan: StepPlan, message: str) -> list[SequenceOutput]:
+        """The step itself went wrong: end the sequences that were in it; the waiting lose nothing."""
+        outputs, self._ended = self._ended, []
+        for piece in plan.slices:
+            outputs.append(self._fail(*self._sequences[piece.seq_id], message))
+        return outputs
+
+    def _fail(self, request: Request, seq: Sequence, message: str) -> SequenceOutput:
+        self._end_sequence(request, seq, "error")
+        return SequenceOutput(request.request_id, seq.index, None, "error", error=message)
 
     def _append(
-        self,
-        request: Request,
-        seq: Sequence,
-        token_id: int,
-        logprobs: TokenLogprobs | None,
-        prompt_logprobs: tuple[TokenLogprobs, ...] | None,
+        self, request: Request, seq: Sequence, token_id: int, logprobs: TokenLogprobs | None
     ) -> SequenceOutput:
         seq.token_ids.append(token_id)
         self.counters.num_generated_tokens += 1
@@ -288,8 +288,15 @@ class Scheduler:
             reason = "length"
         if reason is not None:
             self._end_sequence(request, seq, reason)
+        is_first = seq.num_output_tokens == 1 and request.params.prompt_logprobs is not None
         return SequenceOutput(
-            request.request_id, seq.index, token_id, reason, stopped_by_token, logprobs, prompt_logprobs
+            request_id=request.request_id,
+            index=seq.index,
+            token_id=token_id,
+            finish_reason=reason,
+            stopped_by_token=stopped_by_token,
+            logprobs=logprobs,
+            prompt_logprobs=tuple(seq.prompt_logprobs) if is_first else None,
         )
 
     def _end_sequence(
@@ -320,15 +327,11 @@ def _wants_prompt_logprobs(request: Request, seq: Sequence) -> bool:
     return (
         request.params.prompt_logprobs is not None
         and seq.index == 0
-        and seq.num_prompt_logprobs < seq.num_prompt_tokens - 1
+        and len(seq.prompt_logprobs) < seq.num_prompt_tokens - 1
     )
 
 
-def _undelivered(seq: Sequence, piece: SequenceSlice, result: StepResult) -> tuple[TokenLogprobs, ...] | None:
-    """The slice's prompt log-probabilities without those that went out before a preemption."""
-    found = result.prompt_logprobs.get(piece.seq_id)
-    if not found:
-        return None
-    fresh = found[max(0, seq.num_prompt_logprobs - piece.start) :]
-    seq.num_prompt_logprobs += len(fresh)
-    return fresh
+def _keep_prompt_logprobs(seq: Sequence, piece: SequenceSlice, result: StepResult) -> None:
+    """Append those that were not known before a preemption."""
+    found = result.prompt_logprobs.get(piece.seq_id, ())
+    seq.prompt_logprobs.extend(found[max(0, len(seq.prompt_logprobs) - piece.start) :])

@@ -1,0 +1,124 @@
+"""build_engine: from an EngineConfig to an Engine that can step. The one place that knows how parts fit.
+
+name ─hub▶ file ─weights▶ checkpoint ─models▶ model ─backend▶ runner ┐
+                                config ─memory▶ plan ─▶ KVCacheManager ┴▶ Scheduler + Executor = Engine
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from octavo.backends.ops import Backend, KVCacheConfig, Limits
+from octavo.config import EngineConfig
+from octavo.core.kv_groups import group_layers
+from octavo.core.kv_manager import KVCacheManager
+from octavo.engine.engine import Engine
+from octavo.engine.executor import Executor
+from octavo.engine.memory import MemoryPlan, plan_memory, resolve_max_model_len
+from octavo.engine.messages import Ready
+from octavo.errors import ConfigError
+from octavo.models.registry import build_model
+from octavo.sampling.sampler import Sampler
+from octavo.sched.budget import SchedulerConfig
+from octavo.sched.scheduler import Scheduler
+from octavo.weights.checkpoint import Checkpoint
+from octavo.weights.loader import open_checkpoint
+
+MAX_LOGIT_ROWS = 64  # rows of logits alive at once; a larger batch is sampled in parts
+
+Progress = Callable[[int, int], None]  # (parts done, parts in all)
+
+
+def check_config(config: EngineConfig) -> None:
+    """Raise ConfigError for what cannot work whatever the model is."""
+    for flag, value in (
+        ("--block-size", config.block_size),
+        ("--max-num-seqs", config.max_num_seqs),
+        ("--max-num-batched-tokens", config.max_num_batched_tokens),
+        ("--num-blocks-override", config.num_blocks_override),
+        ("--kv-cache-memory", config.kv_cache_memory_bytes),
+        ("--threads", config.num_threads),
+    ):
+        if value is not None and value < 1:
+            raise ConfigError(f"{flag} must be at least 1, got {value}")
+    if config.block_size > 256:
+        raise ConfigError(f"--block-size must be at most 256 tokens, got {config.block_size}")
+    if config.max_num_batched_tokens < config.max_num_seqs:
+        raise ConfigError(
+            f"--max-num-batched-tokens {config.max_num_batched_tokens} is less than --max-num-seqs "
+            f"{config.max_num_seqs}: every running sequence needs one token a step"
+        )
+
+
+def make_backend(config: EngineConfig) -> Backend:
+    if config.backend == "numpy":
+        from octavo.backends.numpy_ref import NumpyBackend
+
+        return NumpyBackend()
+    from octavo.backends.native import NativeBackend
+
+    return NativeBackend(num_threads=config.num_threads)
+
+
+def build_engine(config: EngineConfig, model_path: Path, progress: Progress | None = None) -> Engine:
+    """Load the model at `model_path` and plan its memory.
+
+    Raises ConfigError or ModelError.
+    """
+    check_config(config)
+    checkpoint = open_checkpoint(model_path)
+    try:
+        return assemble(config, checkpoint, make_backend(config), progress)
+    finally:
+        checkpoint.close()
+
+
+def assemble(
+    config: EngineConfig, checkpoint: Checkpoint, backend: Backend, progress: Progress | None = None
+) -> Engine:
+    """The same from an open checkpoint and a backend of the caller's choice."""
+    max_model_len = resolve_max_model_len(config, checkpoint.config.max_position)
+    model = build_model(checkpoint.config, checkpoint, backend, config.weight_dtype, progress)
+    layout = group_layers(model.kv_specs())
+    plan = plan_memory(config, layout, max_model_len, backend.num_weight_bytes)
+    limits = _limits(config, max_model_len)
+    runner = backend.compile(
+        model, KVCacheConfig(layout, plan.num_blocks, plan.block_size, plan.kv_dtype), limits
+    )
+    manager = KVCacheManager(layout, plan.num_blocks, plan.block_size)
+    scheduler = Scheduler(
+        SchedulerConfig(config.max_num_batched_tokens, config.max_num_seqs, max_model_len),
+        manager,
+        plan.block_size,
+    )
+    vocab_size = checkpoint.config.vocab_size
+    executor = Executor(runner, Sampler(vocab_size, config.seed), limits, len(layout.groups))
+    return Engine(
+        scheduler,
+        executor,
+        _info(plan, vocab_size, backend),
+        frozenset(checkpoint.config.eos_token_ids),
+        max_logprobs=config.max_logprobs,
+        debug=config.debug,
+    )
+
+
+def _limits(config: EngineConfig, max_model_len: int) -> Limits:
+    return Limits(
+        max_tokens=config.max_num_batched_tokens,
+        max_seqs=config.max_num_seqs,
+        max_table_rows=config.max_num_seqs,
+        max_blocks_per_seq=-(-max_model_len // config.block_size),
+        max_logit_rows=min(MAX_LOGIT_ROWS, config.max_num_batched_tokens),
+    )
+
+
+def _info(plan: MemoryPlan, vocab_size: int, backend: Backend) -> Ready:
+    return Ready(
+        max_model_len=plan.max_model_len,
+        vocab_size=vocab_size,
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        report=[*plan.report(), f"computing with {backend.description}"],
+    )

@@ -1,0 +1,79 @@
+"""EngineObserver: what a step did, as StepStats. Reads the scheduler, changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+
+from octavo.engine.messages import GenerateRequest, StepStats
+from octavo.metrics.collect import StepObserver
+from octavo.sched.scheduler import Scheduler, SequenceOutput
+
+
+class EngineObserver:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._events = StepObserver()
+        self._unfinished: dict[str, int] = {}  # request id -> choices that still run
+        self._num_steps = 0
+
+    def on_arrival(self, request: GenerateRequest) -> None:
+        self._events.on_arrival(request.request_id, request.arrival_s or monotonic())
+        self._unfinished[request.request_id] = request.params.n
+
+    def on_abort(self, request_id: str) -> None:
+        if self._unfinished.pop(request_id, None) is not None:
+            self._events.on_finished(request_id, "abort", monotonic())
+
+    def observe(
+        self, outputs: Sequence[SequenceOutput], started: float, planned: float, ended: float
+    ) -> StepStats:
+        """The state after a step that was planned in [started, planned) and ended at `ended`, in seconds."""
+        for request_id in self._scheduler.admitted_requests:
+            self._events.on_scheduled(request_id, started)
+        for request_id in self._scheduler.preempted_requests:
+            self._events.on_preempted(request_id, started)
+        for output in outputs:
+            self._observe_output(output, ended)
+        self._num_steps += 1
+        return self._stats(planned - started, ended - started)
+
+    def snapshot(self) -> StepStats:
+        """The state between steps: after an abort of the last request no step follows."""
+        return self._stats(0.0, 0.0)
+
+    def _observe_output(self, output: SequenceOutput, now: float) -> None:
+        if output.token_id is not None:
+            self._events.on_tokens(output.request_id, 1, now, output.index)
+        if output.finish_reason is not None:
+            self._unfinished[output.request_id] -= 1
+            if not self._unfinished[output.request_id]:
+                del self._unfinished[output.request_id]
+                self._events.on_finished(output.request_id, output.finish_reason, now)
+
+    def _stats(self, schedule_s: float, step_s: float) -> StepStats:
+        cache = self._scheduler.allocator.stats()
+        counters = self._scheduler.counters
+        intervals = self._events.drain()
+        return StepStats(
+            requests_running=len(self._scheduler.running),
+            requests_waiting=len(self._scheduler.waiting),
+            blocks_total=cache.num_blocks_total,
+            blocks_used=cache.num_blocks_used,
+            blocks_free=cache.num_blocks_free,
+            block_size=cache.block_size,
+            slots_filled=cache.num_slots_filled,
+            preemptions_total=counters.num_preemptions,
+            recomputed_tokens_total=counters.num_recomputed_tokens,
+            prompt_tokens_total=counters.num_prompt_tokens,
+            generated_tokens_total=counters.num_generated_tokens,
+            computed_tokens_total=counters.num_computed_tokens,
+            steps_total=self._num_steps,
+            step_s=step_s,
+            schedule_s=schedule_s,
+            ttft_s=intervals.ttft_s,
+            inter_token_s=intervals.inter_token_s,
+            request_s=intervals.request_s,
+            queue_s=intervals.queue_s,
+            finished=intervals.finished,
+        )

@@ -1,0 +1,83 @@
+"""The engine in a process of its own: `python -m octavo.engine.process FD`.
+
+The step loop shares no interpreter lock with HTTP. The process reads its configuration from the socket it
+is given, answers Ready or Failed, then steps while there is work and sleeps in a read when there is none.
+It ends when told to or when the other side is gone; nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from pathlib import Path
+from time import monotonic
+
+import msgspec
+
+from octavo.config import EngineConfig
+from octavo.engine.build import build_engine
+from octavo.engine.engine import Engine
+from octavo.engine.messages import Abort, Failed, GenerateRequest, Refused, Shutdown, Submit, ToEngine
+from octavo.engine.wire import EngineSocket
+from octavo.errors import OctavoError, RequestError
+
+
+class EngineLoop:
+    """Between the socket and the engine."""
+
+    def __init__(self, engine: Engine, sock: EngineSocket) -> None:
+        self._engine = engine
+        self._socket = sock
+        self._is_running = True
+
+    def run(self) -> None:
+        while self._is_running and self._socket.is_open:
+            self._handle(self._socket.receive(wait=not self._engine.has_work))
+            if self._engine.has_work:
+                self._socket.send(self._engine.step())
+
+    def _handle(self, messages: ToEngine) -> None:
+        for message in messages:
+            match message:
+                case Submit(request):
+                    self._submit(request)
+                case Abort(request_id):
+                    self._engine.abort(request_id)
+                case Shutdown():
+                    self._is_running = False
+
+    def _submit(self, request: GenerateRequest) -> None:
+        try:
+            self._engine.add_request(request)
+        except RequestError as error:
+            self._socket.send(Refused(request.request_id, str(error), error.param, error.code))
+
+
+def main(fd: int) -> None:
+    # Ctrl-C goes to the whole process group; the server decides when the engine ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    started = monotonic()
+    connection = EngineSocket(socket.socket(fileno=fd))
+    try:
+        config, model_path = _read_config()
+        engine = build_engine(config, model_path)
+    except OctavoError as error:
+        connection.send(Failed(type(error).__name__, str(error)))
+        return
+    engine.info.report.append(f"loaded in {monotonic() - started:.1f} s")
+    try:
+        connection.send(engine.info)
+        EngineLoop(engine, connection).run()
+    except (BrokenPipeError, ConnectionError):
+        return  # the server is gone: so are we
+
+
+def _read_config() -> tuple[EngineConfig, Path]:
+    """One JSON line on standard input: [config, path of the model]."""
+    config, path = msgspec.json.decode(sys.stdin.buffer.readline(), type=tuple[EngineConfig, str])
+    return config, Path(path)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
