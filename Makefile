@@ -1,0 +1,60 @@
+# Octavo: the commands that README and CI call, and nothing else does anything they cannot.
+#
+#   make serve   set up, build, fetch the default model, serve it on http://127.0.0.1:8000
+#   make test    set up, build, run all tests
+#   make check   formatting, lint, types, import rule, size budgets
+#   make bench   measurements, printed and written to build/bench
+#   make clean   remove what these made
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.octavo
+NATIVE := CMakeLists.txt $(wildcard csrc/*)
+
+.PHONY: serve test check format bench clean build
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+build: $(STAMP)-native
+
+serve: build
+	$(BIN)/octavo serve $(ARGS)
+
+test: $(STAMP)-native $(STAMP)-dev
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP)-native $(STAMP)-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python tools/size.py
+	$(BIN)/python -m pytest -q tests/test_layering.py
+
+format: $(STAMP)-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: build
+	$(BIN)/python bench/run.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# One step for each thing that can change: the environment, the package with its kernels, the tools.
+$(STAMP)-venv:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Octavo needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	touch $@
+
+$(STAMP)-native: $(STAMP)-venv pyproject.toml $(NATIVE)
+	$(BIN)/python -m pip install --quiet scikit-build-core nanobind ninja cmake
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable .
+	touch $@
+
+$(STAMP)-dev: $(STAMP)-native
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[dev]'
+	touch $@
