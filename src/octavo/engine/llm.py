@@ -87,7 +87,7 @@ class LLM:
     def _load(self, config: EngineConfig, checkpoint: Checkpoint, backend: Backend) -> None:
         self.config = config
         self.tokenizer: Tokenizer = checkpoint.tokenizer()
-        self.chat_template = ChatTemplate.of(checkpoint.chat_template, self.tokenizer)
+        self.chat_template = ChatTemplate.for_tokenizer(checkpoint.chat_template, self.tokenizer)
         self.engine: Engine = assemble(config, checkpoint, backend)
         self.last_stats: StepStats | None = None
         self._num_requests = 0

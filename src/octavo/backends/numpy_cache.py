@@ -1,0 +1,102 @@
+"""The paged KV cache of the NumPy backend, and the check of a step's inputs against it.
+
+Every storage array is [N, values of a block]; a layer reads its own shape into it. Block b, keys first:
+
+    storages[layer.storage, b] = | keys [K, B, D] | values [K, B, D] | unused where another spec is wider |
+
+All access goes through the block table of one sequence, as the article describes it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends.ops import F32, I32, KVCacheConfig, Limits, StepInputs
+from octavo.core.kv_groups import KVLayer
+from octavo.core.kv_spec import FullAttentionSpec, KVCacheSpec
+from octavo.errors import UnsupportedModelError
+
+KVArray = NDArray[np.float32] | NDArray[np.float16]
+
+
+def kv_widths(spec: KVCacheSpec) -> tuple[int, int]:
+    """(K, D) of a layer that keeps keys and values."""
+    if not isinstance(spec, FullAttentionSpec):
+        raise UnsupportedModelError(
+            f"the numpy backend has no cache for {type(spec).__name__}; "
+            "use a model with attention layers only"
+        )
+    return spec.num_kv_heads, spec.head_size
+
+
+class PagedCache:
+    """The blocks, and each layer's view of them. Keys and values of block b lie together, keys first."""
+
+    def __init__(self, config: KVCacheConfig) -> None:
+        dtype: np.dtype[np.float16] | np.dtype[np.float32]
+        dtype = np.dtype(np.float16) if config.dtype == "fp16" else np.dtype(np.float32)
+        layout = config.layout
+        block_bytes = layout.bytes_per_block(config.block_size, dtype.itemsize) // layout.num_storages
+        self.block_size = config.block_size
+        self.num_blocks = config.num_blocks
+        shape = (layout.num_storages, config.num_blocks, block_bytes // dtype.itemsize)
+        self.storages: KVArray = np.zeros(shape, dtype)  # [storages, N, values of a block]
+        self._specs = tuple(group.spec for group in layout.groups)
+
+    def view(self, layer: KVLayer) -> KVArray:
+        """Keys and values of one layer, sharing memory with the storage → [N, 2, K, B, D]."""
+        kv_heads, head_size = kv_widths(self._specs[layer.group])
+        shape = (self.num_blocks, 2, kv_heads, self.block_size, head_size)
+        blocks = self.storages[layer.storage, :, : int(np.prod(shape[1:]))]  # [N, 2·K·B·D]
+        return blocks.reshape(shape)
+
+    def write(self, layer: KVLayer, table: I32, positions: I32, k: F32, v: F32) -> None:
+        """Store k, v [n, K·D] of one sequence whose block table is `table` [max_blocks]."""
+        cache = self.view(layer)  # [N, 2, K, B, D]
+        blocks, slots = table[positions // self.block_size], positions % self.block_size  # [n]
+        cache[blocks, 0, :, slots] = k.reshape(len(k), *cache.shape[2:5:2])
+        cache[blocks, 1, :, slots] = v.reshape(len(v), *cache.shape[2:5:2])
+
+    def read(self, layer: KVLayer, table: I32, num_tokens: int) -> tuple[F32, F32]:
+        """Keys and values of a sequence's first `num_tokens` positions, each [num_tokens, K, D]."""
+        num_blocks = -(-num_tokens // self.block_size)
+        blocks = self.view(layer)[table[:num_blocks]]  # [n, 2, K, B, D]
+        flat = blocks.transpose(1, 0, 3, 2, 4)  # [2, n, B, K, D]
+        flat = flat.reshape(2, num_blocks * self.block_size, *blocks.shape[2:5:2])[:, :num_tokens]
+        k, v = np.ascontiguousarray(flat, np.float32)
+        return k, v
+
+
+def check_inputs(inputs: StepInputs, cache: PagedCache, limits: Limits) -> None:
+    """Raise ValueError for inputs that would index outside the cache or mix up sequences."""
+    starts, num_tokens, num_seqs = inputs.query_starts, len(inputs.tokens), len(inputs.seq_lens)
+    if num_tokens > limits.max_tokens or num_seqs > limits.max_seqs:
+        raise ValueError(
+            f"a step of {num_tokens} tokens and {num_seqs} sequences exceeds the limits "
+            f"of {limits.max_tokens} tokens and {limits.max_seqs} sequences"
+        )
+    if (
+        len(starts) != num_seqs + 1
+        or starts[0] != 0
+        or starts[-1] != num_tokens
+        or (np.diff(starts) < 0).any()
+    ):
+        raise ValueError(
+            f"query_starts {starts.tolist()} must rise from 0 to {num_tokens} in {num_seqs} parts"
+        )
+    if len(inputs.positions) != num_tokens or len(inputs.table_rows) != num_seqs:
+        raise ValueError("positions must have one entry per token and table_rows one per sequence")
+    if num_tokens and inputs.tokens.min() < 0:
+        raise ValueError(f"token id {inputs.tokens.min()} is negative")
+    for s, row in enumerate(inputs.table_rows):
+        positions = inputs.positions[starts[s] : starts[s + 1]]
+        if len(positions) == 0:
+            continue
+        last = int(positions[-1])
+        if positions[0] < 0 or last >= inputs.seq_lens[s] or (np.diff(positions) != 1).any():
+            raise ValueError(f"positions of sequence {s} must be consecutive and below {inputs.seq_lens[s]}")
+        for table in inputs.block_tables:
+            used = table[row, : last // cache.block_size + 1]
+            if len(used) * cache.block_size <= last or used.min() < 0 or used.max() >= cache.num_blocks:
+                raise ValueError(f"the block table of sequence {s} has no valid block for position {last}")

@@ -1,0 +1,212 @@
+"""Ops: the operations a model is written in, once for every backend. NumPy (numpy_ref.py) is the specification.
+
+A model calls these on opaque `Array` handles (float32, [T, width], T = tokens in the step) and never looks
+inside one. The NumPy backend computes at once on ndarrays; the native backend records the calls into a
+program when the model is compiled and then runs it in one call a step, without the interpreter lock.
+So a model's forward() must not branch on values, only on its configuration.
+
+Shape letters: S sequences, T tokens, R logit rows, E hidden size, F feed-forward size, H query heads,
+K kv heads, D head size, B block size, N blocks, V vocabulary.
+
+The promise every backend keeps: the result for a row depends on that row's own sequence alone, bitwise;
+not on T, S, the chunk, the block size or the block ids. Every sum has one order, fixed by its own length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.core.kv_groups import KVLayer, KVLayout
+
+Array = Any  # a backend's handle of a float32 array [T, width]
+Matrix = Any  # a packed weight matrix [out, in]
+GatedMatrix = Any  # two packed matrices [F, in], gate and up, laid out for gated_linear
+Embedding = Any  # a lookup table [V, E]
+Vector = Any  # a float32 vector
+Rope = Any  # per-dimension frequencies and a scale
+
+WeightDtype = Literal["float32", "int8"]
+KVDtype = Literal["fp32", "fp16"]
+Activation = Literal["silu", "gelu_tanh"]
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """The integer inputs of one step. Row t of the step is token t; sequences lie one after another."""
+
+    tokens: I32  # [T] token ids
+    positions: I32  # [T] position of each token in its sequence
+    query_starts: I32  # [S+1] rows [query_starts[s], query_starts[s+1]) belong to sequence s
+    seq_lens: I32  # [S] tokens in the cache once this step's keys and values are written
+    table_rows: I32  # [S] row of each sequence in every block table
+    block_tables: tuple[I32, ...]  # per group: [rows, max_blocks] physical block ids
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The sizes buffers are planned for, once."""
+
+    max_tokens: int  # T, at most
+    max_seqs: int  # S, at most
+    max_table_rows: int  # rows of a block table
+    max_blocks_per_seq: int  # columns of a block table
+    max_logit_rows: int  # R, at most, per call of Runner.logits
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheConfig:
+    """The cache to allocate: `layout.num_storages` arrays of `num_blocks` blocks each."""
+
+    layout: KVLayout
+    num_blocks: int  # N
+    block_size: int  # B
+    dtype: KVDtype
+
+
+class Ops(Protocol):
+    """The graph operations. `x`, `q`, `k`, `v` are handles [T, width]; each result is a new handle, and a
+    handle given to `head_norm`, `rope` or as `residual` must not be used again (it may be overwritten)."""
+
+    def embed(self, table: Embedding) -> Array:
+        """Rows of `table` at the step's token ids → [T, E]."""
+        ...
+
+    def scale(self, x: Array, factor: float) -> Array:
+        """x · factor."""
+        ...
+
+    def add(self, x: Array, y: Array) -> Array:
+        """x + y."""
+        ...
+
+    def rms_norm(self, x: Array, weight: Vector, eps: float) -> Array:
+        """x / sqrt(mean(x²) + eps) · weight over the last axis → [T, width]."""
+        ...
+
+    def linear(
+        self, x: Array, matrix: Matrix, bias: Vector | None = None, residual: Array | None = None
+    ) -> Array:
+        """x @ matrix.T (+ bias) (+ residual) → [T, out]."""
+        ...
+
+    def gated_linear(self, x: Array, matrix: GatedMatrix, activation: Activation) -> Array:
+        """activation(x @ gate.T) · (x @ up.T) → [T, F]."""
+        ...
+
+    def split(self, x: Array, widths: tuple[int, ...]) -> tuple[Array, ...]:
+        """Views of consecutive column ranges of x."""
+        ...
+
+    def head_norm(self, x: Array, weight: Vector, eps: float) -> Array:
+        """rms_norm over each head of len(weight) columns (Qwen3 and Gemma 3 normalise q and k)."""
+        ...
+
+    def rope(self, x: Array, rope: Rope, head_size: int) -> Array:
+        """Rotary embedding at the step's positions: within each head of `head_size` columns, column i is
+        rotated with column i + head_size/2 by the angle position · frequency[i] (the half-split form)."""
+        ...
+
+    def write_kv(self, k: Array, v: Array, layer: KVLayer) -> None:
+        """Store k, v [T, K·D] at the step's positions through the block table of layer.group."""
+        ...
+
+    def paged_attention(
+        self, q: Array, layer: KVLayer, scale: float, window: int | None = None, softcap: float | None = None
+    ) -> Array:
+        """Causal attention of q [T, H·D] over the sequence's cached keys and values → [T, H·D].
+
+        Query head h reads kv head h // (H/K). With `window` w a query at position p sees keys at
+        positions (p - w, p]. With `softcap` c scores become c · tanh(score / c) before the softmax.
+        """
+        ...
+
+    def softcap(self, x: Array, cap: float) -> Array:
+        """cap · tanh(x / cap)."""
+        ...
+
+
+class Model(Protocol):
+    """What a backend compiles. Written in models/, one file per family."""
+
+    def forward(self, ops: Ops) -> Array:
+        """The hidden states after the last norm → [T, E]."""
+        ...
+
+    def logits(self, ops: Ops, hidden: Array) -> Array:
+        """hidden [R, E] → [R, V]."""
+        ...
+
+
+class Runner(Protocol):
+    """A compiled model with its KV cache."""
+
+    def forward(self, inputs: StepInputs) -> None:
+        """Run the model over the step; hidden states stay inside."""
+        ...
+
+    def logits(self, rows: I32) -> F32:
+        """Logits [R, V] of the given rows of the last forward(); a view, valid until the next call."""
+        ...
+
+    def copy_blocks(self, src: I32, dst: I32) -> None:
+        """Copy whole blocks, in every storage array."""
+        ...
+
+    def read_block(self, block_id: int) -> NDArray[np.uint8]:
+        """The bytes of one block over all storage arrays (a copy)."""
+        ...
+
+    def write_block(self, block_id: int, data: NDArray[np.uint8]) -> None:
+        """The opposite of read_block."""
+        ...
+
+    def fill_block(self, block_id: int, value: float) -> None:
+        """Overwrite a block with one value (debug mode writes NaN into freed blocks)."""
+        ...
+
+
+class Backend(Protocol):
+    """Packs parameters and compiles models."""
+
+    name: str
+
+    @property
+    def description(self) -> str:
+        """What computes, in words for the log: instruction set, threads."""
+        ...
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Bytes of all parameters packed so far."""
+        ...
+
+    def matrix(self, weight: F32, dtype: WeightDtype) -> Matrix:
+        """Pack [out, in]."""
+        ...
+
+    def gated_matrix(self, gate: F32, up: F32, dtype: WeightDtype) -> GatedMatrix:
+        """Pack two matrices [F, in] for gated_linear."""
+        ...
+
+    def embedding(self, weight: F32, dtype: WeightDtype) -> Embedding:
+        """A lookup table [V, E]: exact with float32, half precision otherwise."""
+        ...
+
+    def vector(self, values: F32) -> Vector:
+        """A norm weight or a bias."""
+        ...
+
+    def rope(self, frequencies: F32, attention_scale: float = 1.0) -> Rope:
+        """`frequencies` [head_size/2] in radians per position; cos and sin are multiplied by the scale."""
+        ...
+
+    def compile(self, model: Model, cache: KVCacheConfig, limits: Limits) -> Runner:
+        """Allocate the cache and all buffers."""
+        ...

@@ -1,0 +1,1 @@
+"""Metrics: collect.py derives intervals from events, registry.py exposes them to Prometheus."""

@@ -1,0 +1,89 @@
+"""StepObserver: turns the events of requests into the intervals operators look at.
+
+    arrived ──queue──▶ scheduled ──▶ first token ──inter token──▶ … ──▶ finished
+       └────────────── time to first token ──┘                             │
+       └─────────────────────────── request ───────────────────────────────┘
+
+It runs where the events happen (the engine process, the simulator) and takes every stamp from its caller, so
+one derivation serves wall time and simulated time. It is not a metrics registry: that is metrics/registry.py.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Intervals:
+    """Intervals that ended since the last drain, in seconds, and how many requests ended for which reason."""
+
+    ttft_s: list[float] = field(default_factory=list)  # arrival to first token, one a request
+    inter_token_s: list[float] = field(default_factory=list)  # one a token but the first of each choice
+    request_s: list[float] = field(default_factory=list)  # arrival to end, one a request, whatever the reason
+    queue_s: list[float] = field(default_factory=list)  # one a wait: from arrival, and from each preemption
+    finished: dict[str, int] = field(default_factory=dict)  # finish reason -> requests
+
+
+@dataclass(slots=True)
+class _Request:
+    arrived_s: float
+    waiting_since_s: float | None  # None while scheduled
+    last_token_s: dict[int, float] = field(default_factory=dict)  # choice index -> stamp of its newest token
+
+
+class StepObserver:
+    """Feed it events in the order of their stamps, then `drain()` once a step."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, _Request] = {}
+        self._intervals = Intervals()
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that arrived and have not finished."""
+        return len(self._requests)
+
+    def on_arrival(self, request_id: str, now: float) -> None:
+        self._requests[request_id] = _Request(arrived_s=now, waiting_since_s=now)
+
+    def on_scheduled(self, request_id: str, now: float) -> None:
+        """Part of the request is in this step. Calls while it is already scheduled change nothing."""
+        request = self._requests.get(request_id)
+        if request is not None and request.waiting_since_s is not None:
+            self._intervals.queue_s.append(now - request.waiting_since_s)
+            request.waiting_since_s = None
+
+    def on_preempted(self, request_id: str, now: float) -> None:
+        """The request lost its blocks and waits again."""
+        request = self._requests.get(request_id)
+        if request is not None and request.waiting_since_s is None:
+            request.waiting_since_s = now
+
+    def on_tokens(self, request_id: str, count: int, now: float, index: int = 0) -> None:
+        """`count` new tokens of choice `index`; several at once share the time since the last one equally."""
+        request = self._requests.get(request_id)
+        if request is None or count < 1:
+            return
+        if not request.last_token_s:
+            self._intervals.ttft_s.append(now - request.arrived_s)
+        last = request.last_token_s.get(index)
+        if last is None:
+            self._intervals.inter_token_s.extend([0.0] * (count - 1))
+        else:
+            self._intervals.inter_token_s.extend([(now - last) / count] * count)
+        request.last_token_s[index] = now
+
+    def on_finished(self, request_id: str, reason: str, now: float) -> None:
+        """The whole request ended. One that never arrived (refused outright) is counted without a time."""
+        finished = self._intervals.finished
+        finished[reason] = finished.get(reason, 0) + 1
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            self._intervals.request_s.append(now - request.arrived_s)
+
+    def drain(self) -> Intervals:
+        """What ended since the last call; the observer starts a new, empty record."""
+        drained = self._intervals
+        self._intervals = Intervals()
+        return drained

@@ -1,0 +1,143 @@
+"""The parts a decoder layer is made of: attention and the gated feed-forward network, with their weights.
+
+They hold packed parameters and say, in operations of backends/ops.py, what is done with them. They know
+neither the model around them nor where their cache lies: the KVLayer is given with every call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from octavo.backends.ops import (
+    F32,
+    Activation,
+    Array,
+    Backend,
+    GatedMatrix,
+    Matrix,
+    Ops,
+    Rope,
+    Vector,
+    WeightDtype,
+)
+from octavo.core.kv_groups import KVLayer
+from octavo.core.kv_spec import FullAttentionSpec, KVCacheSpec
+from octavo.models.config import ModelConfig
+
+
+class TensorSource(Protocol):
+    """What a model reads its weights from: any Checkpoint (weights/checkpoint.py), or a dict in a test."""
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of this canonical name."""
+        ...
+
+    def tensor(self, name: str) -> F32:
+        """A fresh float32 array [out, in] or [width]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterLoader:
+    """Reads tensors and packs them, holding each float32 copy no longer than its own packing takes."""
+
+    source: TensorSource
+    backend: Backend
+    weight_dtype: WeightDtype
+
+    def vector(self, name: str) -> Vector:
+        return self.backend.vector(self.source.tensor(name))
+
+    def matrix(self, *names: str) -> Matrix:
+        """One matrix [sum of outs, in] of the named ones, in this order."""
+        parts = [self.source.tensor(name) for name in names]
+        return self.backend.matrix(parts[0] if len(parts) == 1 else np.concatenate(parts), self.weight_dtype)
+
+    def bias(self, *names: str) -> Vector:
+        return self.backend.vector(np.concatenate([self.source.tensor(name) for name in names]))
+
+    def gated_matrix(self, gate: str, up: str) -> GatedMatrix:
+        return self.backend.gated_matrix(self.source.tensor(gate), self.source.tensor(up), self.weight_dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Grouped-query attention with rotary embedding over a paged cache."""
+
+    num_heads: int  # H
+    num_kv_heads: int  # K
+    head_size: int  # D
+    window: int | None  # positions a query sees, itself included; None: all
+    norm_eps: float
+    rope: Rope
+    qkv: Matrix  # [H·D + 2·K·D, E]
+    qkv_bias: Vector | None  # [H·D + 2·K·D]
+    q_norm: Vector | None  # [D]
+    k_norm: Vector | None  # [D]
+    out: Matrix  # [E, H·D]
+    out_bias: Vector | None  # [E]
+
+    @property
+    def kv_spec(self) -> KVCacheSpec:
+        """A window is a mask here: the blocks behind it stay."""
+        return FullAttentionSpec(self.num_kv_heads, self.head_size)
+
+    def forward(self, ops: Ops, x: Array, residual: Array, layer: KVLayer) -> Array:
+        """residual + attention(x) → [T, E]."""
+        q_width, kv_width = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
+        qkv = ops.linear(x, self.qkv, self.qkv_bias)  # [T, H·D + 2·K·D]
+        q, k, v = ops.split(qkv, (q_width, kv_width, kv_width))
+        if self.q_norm is not None:
+            q = ops.head_norm(q, self.q_norm, self.norm_eps)
+        if self.k_norm is not None:
+            k = ops.head_norm(k, self.k_norm, self.norm_eps)
+        q = ops.rope(q, self.rope, self.head_size)
+        k = ops.rope(k, self.rope, self.head_size)
+        ops.write_kv(k, v, layer)
+        mixed = ops.paged_attention(q, layer, self.head_size**-0.5, self.window)  # [T, H·D]
+        return ops.linear(mixed, self.out, self.out_bias, residual)
+
+    @classmethod
+    def load(cls, config: ModelConfig, load: ParameterLoader, prefix: str, rope: Rope) -> Attention:
+        """The attention of the layer whose tensors are called `prefix`.q and so on."""
+        q, k, v, o = (f"{prefix}.{part}" for part in "qkvo")
+        biases = (f"{q}.bias", f"{k}.bias", f"{v}.bias")
+        return cls(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_size=config.head_size,
+            window=config.sliding_window,
+            norm_eps=config.rms_norm_eps,
+            rope=rope,
+            qkv=load.matrix(q, k, v),
+            qkv_bias=load.bias(*biases) if config.attention_bias else None,
+            q_norm=load.vector(f"{prefix}.q_norm") if config.qk_norm else None,
+            k_norm=load.vector(f"{prefix}.k_norm") if config.qk_norm else None,
+            out=load.matrix(o),
+            out_bias=load.vector(f"{o}.bias") if config.output_bias else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMLP:
+    """down(activation(gate(x)) · up(x))."""
+
+    gate_up: GatedMatrix  # two [F, E]
+    down: Matrix  # [E, F]
+    activation: Activation
+
+    def forward(self, ops: Ops, x: Array, residual: Array) -> Array:
+        """residual + mlp(x) → [T, E]."""
+        hidden = ops.gated_linear(x, self.gate_up, self.activation)  # [T, F]
+        return ops.linear(hidden, self.down, residual=residual)
+
+    @classmethod
+    def load(cls, config: ModelConfig, load: ParameterLoader, prefix: str) -> GatedMLP:
+        return cls(
+            gate_up=load.gated_matrix(f"{prefix}.gate", f"{prefix}.up"),
+            down=load.matrix(f"{prefix}.down"),
+            activation=config.activation,
+        )

@@ -1,0 +1,112 @@
+"""Checkpoint: a model on disk, in Octavo's own names. What loaders read; not a model that can run.
+
+Also the one place that says which tensors a ModelConfig implies and with which shapes, so that a checkpoint
+with a missing or misshapen tensor is refused when it is opened, not in the middle of the first request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.errors import CorruptModelError
+from octavo.models.config import ModelConfig
+from octavo.text.tokenizer import Tokenizer
+
+F32 = NDArray[np.float32]
+Shape = tuple[int, ...]
+
+
+class Checkpoint(Protocol):
+    """An opened model. Tensors are read on demand; nothing stays valid after close()."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors as stored."""
+        ...
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the chat template, if the model has one."""
+        ...
+
+    def has(self, name: str) -> bool:
+        """Whether a tensor of this canonical name is stored."""
+        ...
+
+    def tensor(self, name: str) -> F32:
+        """The tensor of this canonical name, a fresh float32 array [out, in] or [width].
+
+        Raises ModelError if it is not there, UnsupportedModelError if its type cannot be read.
+        """
+        ...
+
+    def tokenizer(self) -> Tokenizer:
+        """Build the tokenizer (not cached: the caller keeps it)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Canonical name -> shape of every tensor a model of this configuration needs."""
+    shapes: dict[str, Shape] = {
+        "embed": (config.vocab_size, config.hidden_size),
+        "norm": (config.hidden_size,),
+    }
+    if not config.tie_embeddings:
+        shapes["lm_head"] = (config.vocab_size, config.hidden_size)
+    layer = _layer_shapes(config)
+    for i in range(config.num_layers):
+        shapes.update({f"layers.{i}.{name}": shape for name, shape in layer.items()})
+    return shapes
+
+
+def _layer_shapes(config: ModelConfig) -> dict[str, Shape]:
+    hidden, ffn = config.hidden_size, config.intermediate_size  # E, F
+    q_width = config.num_heads * config.head_size  # H·D
+    kv_width = config.num_kv_heads * config.head_size  # K·D
+    shapes: dict[str, Shape] = {
+        "input_norm": (hidden,),
+        "q": (q_width, hidden),
+        "k": (kv_width, hidden),
+        "v": (kv_width, hidden),
+        "o": (hidden, q_width),
+        "post_norm": (hidden,),
+        "gate": (ffn, hidden),
+        "up": (ffn, hidden),
+        "down": (hidden, ffn),
+    }
+    if config.attention_bias:
+        shapes |= {"q.bias": (q_width,), "k.bias": (kv_width,), "v.bias": (kv_width,)}
+    if config.output_bias:
+        shapes["o.bias"] = (hidden,)
+    if config.mlp_bias:
+        shapes |= {"gate.bias": (ffn,), "up.bias": (ffn,), "down.bias": (hidden,)}
+    if config.qk_norm:
+        shapes |= {"q_norm": (config.head_size,), "k_norm": (config.head_size,)}
+    return shapes
+
+
+def check_shapes(path: Path, config: ModelConfig, shape_of: Callable[[str], Shape | None]) -> None:
+    """Raise CorruptModelError unless every expected tensor is there, in the shape that `config` implies."""
+    for name, expected in expected_shapes(config).items():
+        found = shape_of(name)
+        if found is None:
+            raise CorruptModelError(
+                f"{path}: tensor {name!r} is missing (shape {list(expected)}); download the model again"
+            )
+        if found != expected:
+            raise CorruptModelError(
+                f"{path}: tensor {name!r} has shape {list(found)}; the configuration implies {list(expected)}"
+            )

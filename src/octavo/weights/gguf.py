@@ -1,0 +1,105 @@
+"""GGUFCheckpoint: a GGUF file, or a split one, as a Checkpoint. The format itself is in gguf_file.py."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.errors import CorruptModelError, ModelError, ModelNotFoundError
+from octavo.models.config import ModelConfig
+from octavo.text.tokenizer import Tokenizer
+from octavo.weights.checkpoint import F32, check_shapes
+from octavo.weights.config_gguf import architecture, config_from_gguf, end_token_ids, gguf_name
+from octavo.weights.gguf_file import GGUFFile, open_gguf
+
+_PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+
+
+class GGUFCheckpoint:
+    """See checkpoint.Checkpoint. Quantised tensors are dequantised one at a time, when asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._files = _open_parts(path)
+        self._file_of = {name: file for file in self._files for name in file.tensors}
+        self.metadata: dict[str, Any] = self._files[0].metadata
+        self._permuted_qk = architecture(self.metadata, path).permuted_qk
+        shapes = {name: file.tensors[name].shape for name, file in self._file_of.items()}
+        self._config = config_from_gguf(self.metadata, shapes, self._rope_factors(), path)
+        check_shapes(path, self._config, lambda name: shapes.get(gguf_name(name)))
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._config
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.num_bytes for file in self._files for tensor in file.tensors.values())
+
+    @property
+    def chat_template(self) -> str | None:
+        template = self.metadata.get("tokenizer.chat_template")
+        return template if isinstance(template, str) else None
+
+    def has(self, name: str) -> bool:
+        return gguf_name(name) in self._file_of
+
+    def tensor(self, name: str) -> F32:
+        stored = gguf_name(name)
+        file = self._file_of.get(stored)
+        if file is None:
+            raise ModelError(f"{self.path}: there is no tensor {name!r} (looked for {stored!r})")
+        return file.read(stored, self._row_order(name))  # [out, in] or [width]
+
+    def tokenizer(self) -> Tokenizer:
+        from octavo.text.tokenizer_gguf import tokenizer_from_gguf
+
+        return tokenizer_from_gguf(self.metadata, end_token_ids(self.metadata))
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+    def _row_order(self, name: str) -> NDArray[np.intp] | None:
+        """Which stored row each row of q or k comes from, where they are stored for interleaved rope.
+
+        Stored row h·D + 2i + half is row h·D + half·D/2 + i of the half-split order.
+        """
+        leaf = name.split(".", 2)[-1]
+        if not self._permuted_qk or leaf not in ("q", "k"):
+            return None
+        heads = self._config.num_heads if leaf == "q" else self._config.num_kv_heads
+        size = self._config.head_size
+        rows = np.arange(heads * size).reshape(heads, size // 2, 2)  # [H, D/2, 2]
+        return rows.swapaxes(1, 2).reshape(-1)  # [H·D]
+
+    def _rope_factors(self) -> tuple[float, ...]:
+        file = self._file_of.get("rope_freqs.weight")
+        if file is None:
+            return ()
+        return tuple(file.read("rope_freqs.weight").tolist())  # [D/2]
+
+
+def _open_parts(path: Path) -> list[GGUFFile]:
+    """The file, or all parts of the split model it belongs to, the first (with the metadata) first."""
+    match = _PART_NAME.fullmatch(path.name)
+    if match is None:
+        file = open_gguf(path)
+        if file.metadata.get("split.count", 1) > 1:
+            raise CorruptModelError(
+                f"{path}: one of {file.metadata['split.count']} parts of a model; keep all parts in one "
+                "folder under their published names (…-00001-of-0000N.gguf)"
+            )
+        return [file]
+    stem, count = match[1], int(match[3])
+    paths = [path.with_name(f"{stem}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
+    for part in paths:
+        if not part.is_file():
+            raise ModelNotFoundError(
+                f"{part}: part of the split model {path.name} is missing; download all parts"
+            )
+    return [open_gguf(part) for part in paths]

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from octavo.config import EngineConfig
+from octavo.core.kv_groups import group_layers
+from octavo.core.kv_spec import FullAttentionSpec
+from octavo.engine import memory
+from octavo.errors import ConfigError
+
+SMOLLM = group_layers([FullAttentionSpec(num_kv_heads=3, head_size=64)] * 30)
+MIB = 1 << 20
+
+
+def plan(**options):
+    config = dataclasses.replace(EngineConfig(), **options)
+    return memory.plan_memory(config, SMOLLM, max_model_len=2048, weight_bytes=200 * MIB)
+
+
+def test_block_of_smollm2_in_bytes():
+    assert plan(num_blocks_override=1).block_bytes == 2 * 30 * 3 * 64 * 16 * 2
+    assert plan(num_blocks_override=1, kv_cache_dtype="fp32").block_bytes == 2 * 30 * 3 * 64 * 16 * 4
+
+
+def test_kv_cache_memory_is_cut_into_whole_blocks():
+    p = plan(kv_cache_memory_bytes=64 * MIB)
+    assert p.num_blocks == 64 * MIB // 368_640 == 182
+    assert p.kv_bytes <= 64 * MIB
+
+
+def test_override_gives_exactly_that_many_blocks():
+    assert plan(num_blocks_override=7).num_blocks == 7
+
+
+def test_default_takes_a_quarter_of_what_is_free(monkeypatch):
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 400 * MIB)
+    assert plan().num_blocks == 100 * MIB // 368_640
+
+
+def test_default_never_takes_more_than_full_length_sequences_could_fill(monkeypatch):
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 1 << 50)
+    assert plan(max_num_seqs=3).num_blocks == 3 * 128
+
+
+@pytest.mark.parametrize(
+    ("weights", "asked", "expected"),
+    [("int8", "auto", "fp16"), ("float32", "auto", "fp32"), ("float32", "fp16", "fp16")],
+)
+def test_kv_dtype_follows_the_weights_unless_asked(weights, asked, expected):
+    assert plan(weight_dtype=weights, kv_cache_dtype=asked, num_blocks_override=1).kv_dtype == expected
+
+
+def test_memory_smaller_than_a_block_is_refused():
+    with pytest.raises(ConfigError, match="one block of 16 tokens takes 368,640 bytes"):
+        plan(kv_cache_memory_bytes=1000)
+
+
+def test_more_memory_than_is_free_is_refused(monkeypatch):
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 100 * MIB)
+    with pytest.raises(ConfigError, match="asks for 200 MiB and 100 MiB are free"):
+        plan(kv_cache_memory_bytes=200 * MIB)
+
+
+def test_report_is_words_with_numbers():
+    lines = plan(num_blocks_override=1820).report()
+    assert lines[0] == "weights 200 MiB, KV cache 1,820 blocks of 16 = 29,120 tokens, 640 MiB of fp16"
+    assert lines[1] == "14.2 requests of the full 2,048 tokens fit at once"
+    assert len(lines) == 2
+
+
+def test_report_warns_when_the_pool_is_smaller_than_the_context():
+    assert "at most 160 tokens" in plan(num_blocks_override=10).report()[2]
+
+
+@pytest.mark.parametrize("asked", [1, 2049, -5])
+def test_context_longer_than_trained_is_refused(asked):
+    with pytest.raises(ConfigError, match="must lie between 2 and 2048"):
+        memory.resolve_max_model_len(EngineConfig(max_model_len=asked), 2048)
