@@ -17,8 +17,8 @@ from octavo.core.kv_spec import FullAttentionSpec
 class CheckedManager(KVCacheManager):
     """Checks the invariants after each operation."""
 
-    def admit(self, seq_id):
-        super().admit(seq_id)
+    def admit(self, *args):
+        super().admit(*args)
         invariants.check(self)
 
     def grow(self, seq_id, num_tokens):
@@ -26,8 +26,12 @@ class CheckedManager(KVCacheManager):
         invariants.check(self)
         return growth
 
-    def fork(self, parent, child):
-        super().fork(parent, child)
+    def fork(self, *args):
+        super().fork(*args)
+        invariants.check(self)
+
+    def commit(self, *args):
+        super().commit(*args)
         invariants.check(self)
 
     def release(self, seq_id):

@@ -29,8 +29,10 @@ class Driver:
         max_num_batched_tokens: int = 64,
         max_num_seqs: int = 8,
         max_model_len: int = 64,
+        prefix_caching: bool = False,
     ) -> None:
-        self.manager = KVCacheManager(group_layers([FullAttentionSpec(1, 8)]), num_blocks, block_size)
+        layout = group_layers([FullAttentionSpec(1, 8)])
+        self.manager = KVCacheManager(layout, num_blocks, block_size, prefix_caching=prefix_caching)
         config = SchedulerConfig(max_num_batched_tokens, max_num_seqs, max_model_len)
         self.scheduler = Scheduler(config, self.manager, block_size)
         self.plans: list[StepPlan] = []
@@ -38,7 +40,7 @@ class Driver:
         self.reasons: dict[str, str] = {}
         self.errors: dict[str, str] = {}
         self.num_added = 0
-        self._known: dict[int, list[int]] = {}  # seq_id -> tokens whose keys and values are in the cache
+        self._memory: dict[tuple[int, int], int] = {}  # (block id, slot) -> the token whose keys it holds
         self._tables: dict[int, list[int]] = {}  # seq_id -> block ids as the plans told them
 
     def add(self, name: str, num_prompt: int, max_tokens: int = 4, **params) -> Request:
@@ -62,20 +64,17 @@ class Driver:
         invariants.check(self.manager)
         self.plans.append(plan)
         for seq_id in (*plan.preempted, *plan.finished):
-            self._known.pop(seq_id, None)
             self._tables.pop(seq_id, None)
         samples, failed = [], {}
         for piece in plan.slices:
-            known = self._known.setdefault(piece.seq_id, [])
-            assert len(known) == piece.start, "a slice must continue where the cache ends"
-            known.extend(piece.token_ids)
             self._write_table(piece)
+            self._compute(piece)
             if piece.needs_sample:
                 name = self.scheduler._sequences[piece.seq_id][0].request_id
                 if name in fail:
                     failed[piece.seq_id] = "broken"
                 else:
-                    samples.append(Sample(piece.seq_id, known[-1] + 1))
+                    samples.append(Sample(piece.seq_id, piece.token_ids[-1] + 1))
         for output in self.scheduler.apply(plan, StepResult(plan.step, tuple(samples), {}, failed), 0.0):
             self._record(output)
         invariants.check(self.manager)
@@ -109,6 +108,14 @@ class Driver:
         for write in piece.table_writes:
             table[write.index : write.index + len(write.block_ids)] = write.block_ids
         assert table == self.manager.tables[piece.seq_id][0].block_ids
+
+    def _compute(self, piece) -> None:
+        """Write the slice's tokens into its blocks and read the whole context back through the table."""
+        size, table = self.manager.block_size, self._tables[piece.seq_id]
+        for position, token_id in enumerate(piece.token_ids, piece.start):
+            self._memory[table[position // size], position % size] = token_id
+        context = [self._memory[table[p // size], p % size] for p in range(piece.end)]
+        assert context == self.scheduler.sequence(piece.seq_id).token_ids[: piece.end]
 
     def _record(self, output: SequenceOutput) -> None:
         if output.token_id is not None:

@@ -24,9 +24,12 @@ ACTIONS = st.lists(
     block_size=st.sampled_from([1, 2, 4, 16]),
     max_num_seqs=st.integers(1, 6),
     extra_tokens=st.integers(0, 30),
+    prefix_caching=st.booleans(),
 )
-def test_random_traffic(drive, actions, num_blocks, block_size, max_num_seqs, extra_tokens):
-    d = drive(num_blocks, block_size, max_num_seqs + extra_tokens, max_num_seqs, max_model_len=64)
+def test_random_traffic(
+    drive, actions, num_blocks, block_size, max_num_seqs, extra_tokens, prefix_caching
+):
+    d = drive(num_blocks, block_size, max_num_seqs + extra_tokens, max_num_seqs, 64, prefix_caching)
     wanted: dict[str, tuple[int, int, int]] = {}
     for action, x, y in actions:
         if action == "add":

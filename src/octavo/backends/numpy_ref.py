@@ -32,6 +32,7 @@ from octavo.backends.ops import (
 from octavo.core.kv_groups import KVLayer
 
 QUANT_GROUP = 64  # activations share one scale over this many values along K
+TINY_ABSMAX = np.float32(127.0) * np.finfo(np.float32).tiny
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +80,18 @@ class RopeTable:
 def quantize_rows(x: F32) -> tuple[F32, F32]:
     """Symmetric int8 of each row: integers [R, width] (in float32) and scales [R], absmax/127.
 
-    A row of zeros, or so small that the inverse would overflow, has scale 0 and integers 0.
+    A row whose scale would be subnormal, and so imprecise, counts as zero. A row with a NaN or an infinity
+    has integers 0 and scale NaN: what is multiplied with it turns NaN as a whole, and nothing else does.
     """
-    absmax = np.abs(x).max(axis=1, initial=0.0)  # [R]
-    usable = absmax >= np.float32(1e-30)
-    inverse = np.where(usable, np.float32(127.0) / np.where(usable, absmax, np.float32(1.0)), np.float32(0.0))
-    scale = np.where(usable, absmax / np.float32(127.0), np.float32(0.0))
-    q = np.rint(x * inverse[:, None])  # half to even
-    return np.clip(q, -127.0, 127.0), scale
+    is_finite: NDArray[np.bool_] = np.asarray(np.isfinite(x).all(axis=1))  # [R]
+    values = np.where(is_finite[:, None], x, np.float32(0.0))
+    absmax = np.abs(values).max(axis=1, initial=0.0)  # [R]
+    is_used = absmax >= TINY_ABSMAX
+    largest = np.where(is_used, absmax, np.float32(1.0))  # no division by zero
+    inverse = np.where(is_used, np.float32(127.0) / largest, np.float32(0.0))
+    scale = np.where(is_used, largest / np.float32(127.0), np.float32(0.0))
+    q = np.rint(values * inverse[:, None])  # half to even
+    return q, np.where(is_finite, scale, np.float32(np.nan))
 
 
 def fused_multiply_add(x: F32, y: F32, z: F32) -> F32:

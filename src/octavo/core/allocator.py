@@ -1,15 +1,17 @@
 """KVAllocator: what the scheduler asks of whoever owns the cache memory.
 
 KVCacheManager (paged) is one implementation; contiguous baselines are others behind the same Protocol, so
-the scheduler cannot tell them apart. All verbs come in pairs: admit/release, grow, fork.
+the scheduler cannot tell them apart. All verbs come in pairs: match, admit/release, grow, commit, fork.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.core.block import SeqId
+from octavo.core.block import BlockId, SeqId
+from octavo.core.prefix_index import PrefixNode, Tenant
 from octavo.core.stats import CacheStats
 from octavo.core.step import CopyBlock, TableWrite
 
@@ -22,6 +24,21 @@ class Growth:
     copies: tuple[CopyBlock, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A prefix whose keys and values are in the cache. Valid until the next call that changes anything."""
+
+    node: PrefixNode  # the prefix, a whole number of blocks
+    num_tokens: int
+    blocks: tuple[tuple[BlockId | None, ...], ...]  # per group, by logical block; None where skipped
+    num_blocks_shared: int  # of them in use by others: they cost nothing
+
+    @property
+    def num_blocks(self) -> int:
+        """Physical blocks, over all groups."""
+        return sum(b is not None for blocks in self.blocks for b in blocks)
+
+
 class KVAllocator(Protocol):
     @property
     def num_blocks_free(self) -> int: ...
@@ -30,26 +47,38 @@ class KVAllocator(Protocol):
     def num_blocks_total(self) -> int: ...
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that a sequence of `num_tokens` tokens holds when it shares none."""
+        """Most blocks that a sequence of `num_tokens` tokens holds when it shares none."""
         ...
 
     def blocks_missing(self, seq_id: SeqId, num_tokens: int) -> int:
         """Blocks that grow(seq_id, num_tokens) would take from the pool now. Changes nothing."""
         ...
 
-    def admit(self, seq_id: SeqId) -> None:
-        """Start an empty table."""
+    def match(self, token_ids: Sequence[int], tenant: Tenant) -> Match | None:
+        """The longest cached prefix of whole blocks that leaves at least one token to compute, whose logits
+        are needed. None when there is none. Changes nothing."""
+        ...
+
+    def admit(self, seq_id: SeqId, tenant: Tenant, match: Match | None = None) -> None:
+        """Start a table: empty, or with the matched prefix."""
         ...
 
     def grow(self, seq_id: SeqId, num_tokens: int) -> Growth | None:
-        """Make slots for positions up to `num_tokens` and count them as filled.
+        """Make slots for positions up to `num_tokens` and count them as filled. Blocks that have slid out of
+        a window return to the pool first.
 
-        None, with nothing changed, when the pool has too few blocks.
+        None, with nothing but that changed, when the pool has too few blocks.
         """
         ...
 
-    def fork(self, parent: SeqId, child: SeqId) -> None:
-        """Start `child` with every block of `parent`, shared."""
+    def commit(self, seq_id: SeqId, token_ids: Sequence[int], num_computed: int) -> None:
+        """The keys and values of the first `num_computed` of `token_ids` are in the cache: full blocks may
+        be found from now on."""
+        ...
+
+    def fork(self, parent: SeqId, child: SeqId, num_tokens: int | None = None) -> None:
+        """Start `child` with the blocks of `parent`, shared: all of them, or those of the first `num_tokens`
+        tokens, a multiple of the block size."""
         ...
 
     def release(self, seq_id: SeqId) -> None:

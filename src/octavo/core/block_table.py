@@ -1,6 +1,8 @@
 """BlockTable: which physical block holds each logical block of one sequence, and how far it is filled.
 
-position p  ─▶  logical block p // block_size, slot p % block_size  ─▶  physical block block_ids[logical]
+    position p  ─▶  logical block p // block_size, slot p % block_size  ─▶  physical block block_ids[logical]
+
+The first `num_skipped` entries of a sliding-window layer have returned to the pool and are None.
 """
 
 from __future__ import annotations
@@ -23,22 +25,39 @@ class BlockTable:
     """A plain record; KVCacheManager is its only writer."""
 
     block_size: int
-    block_ids: list[BlockId] = field(default_factory=list)
-    num_tokens: int = 0  # slots filled
+    block_ids: list[BlockId | None] = field(default_factory=list)
+    num_tokens: int = 0  # positions written, those in skipped blocks included
+    num_skipped: int = 0  # leading entries that are None
     num_sent: int = 0  # leading entries the executor already knows
 
     @property
-    def num_blocks(self) -> int:
+    def num_logical(self) -> int:
+        """Logical blocks, skipped ones included."""
         return len(self.block_ids)
+
+    @property
+    def num_held(self) -> int:
+        """Physical blocks."""
+        return len(self.block_ids) - self.num_skipped
+
+    @property
+    def held(self) -> list[BlockId]:
+        """Physical blocks in logical order."""
+        return [b for b in self.block_ids[self.num_skipped :] if b is not None]
 
     @property
     def num_slots_empty(self) -> int:
         """Internal fragmentation: slots held but not filled, at most block_size - 1 between steps."""
         return len(self.block_ids) * self.block_size - self.num_tokens
 
+    def block_at(self, logical: int) -> BlockId:
+        block_id = self.block_ids[logical]
+        assert block_id is not None, f"logical block {logical} slid out of the window"
+        return block_id
+
     def locate(self, position: int) -> Slot:
         assert 0 <= position < self.num_tokens, f"position {position} of {self.num_tokens} filled"
-        return Slot(self.block_ids[position // self.block_size], position % self.block_size)
+        return Slot(self.block_at(position // self.block_size), position % self.block_size)
 
     def num_filled(self, logical: int) -> int:
         """Filled slots of one logical block."""

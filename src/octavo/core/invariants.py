@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from octavo.core.block import BlockId
+from octavo.core.block import BlockId, SeqId
 from octavo.core.block_pool import BlockPool
+from octavo.core.block_table import BlockTable
 from octavo.core.kv_manager import KVCacheManager
+from octavo.core.prefix_index import PrefixIndex
 
 
 class InvariantError(AssertionError):
@@ -29,37 +31,67 @@ def check_pool(pool: BlockPool) -> None:
 
 
 def check(manager: KVCacheManager) -> None:
-    """free + used = total; reference counts = table entries; filled slots add up; no partial block that is
-    shared is filled beyond what every holder sees."""
+    """free + used = total; reference counts = table entries; filled slots add up; what two tables see in one
+    block is the same; every cached block is full, known once and counted; chains match their tables."""
     check_pool(manager.pool)
     entries: Counter[BlockId] = Counter()
     filled: dict[BlockId, int] = {}
     for seq_id, tables in manager.tables.items():
-        for g, table in enumerate(tables):
-            entries.update(table.block_ids)
-            wanted = manager.layout.groups[g].spec.num_blocks(table.num_tokens, manager.block_size)
-            _require(
-                table.num_blocks == wanted,
-                f"sequence {seq_id} group {g}: {table.num_blocks} blocks for {table.num_tokens} tokens",
-            )
-            _require(table.num_sent <= table.num_blocks, f"sequence {seq_id}: sent more than it has")
-            for logical, block_id in enumerate(table.block_ids):
-                here = table.num_filled(logical)
+        for table in tables:
+            _check_table(manager, seq_id, table)
+            for logical in range(table.num_skipped, table.num_logical):
+                block_id, here = table.block_at(logical), table.num_filled(logical)
+                entries[block_id] += 1
                 seen = filled.setdefault(block_id, here)
                 _require(here == seen, f"block {block_id} filled {seen} and {here} in two tables")
     for block in range(manager.pool.num_blocks):
-        count = manager.pool.ref_count(BlockId(block))
-        _require(
-            count == entries[BlockId(block)],
-            f"block {block}: reference count {count}, in {entries[BlockId(block)]} table entries",
-        )
+        count, found = manager.pool.ref_count(BlockId(block)), entries[BlockId(block)]
+        _require(count == found, f"block {block}: reference count {count}, in {found} table entries")
+    _check_counts(manager, entries, filled)
+    if manager.index is not None:
+        _check_index(manager, manager.index)
+
+
+def _check_table(manager: KVCacheManager, seq_id: SeqId, table: BlockTable) -> None:
+    logical = -(-table.num_tokens // manager.block_size)
+    _require(
+        table.num_logical == logical,
+        f"sequence {seq_id}: {table.num_logical} logical blocks for {table.num_tokens} tokens",
+    )
+    _require(table.num_sent <= table.num_logical, f"sequence {seq_id}: sent more than it has")
+    skipped = [b is None for b in table.block_ids]
+    expected = [i < table.num_skipped for i in range(table.num_logical)]
+    _require(skipped == expected, f"sequence {seq_id}: {table.num_skipped} skipped, table {table.block_ids}")
+
+
+def _check_counts(manager: KVCacheManager, entries: Counter[BlockId], filled: dict[BlockId, int]) -> None:
+    stats = manager.stats()
     total = sum(filled.values())
-    counted = manager.stats().num_slots_filled
-    _require(total == counted, f"{counted} slots counted as filled, {total} found in the tables")
+    _require(total == stats.num_slots_filled, f"{stats.num_slots_filled} slots counted, {total} filled")
+    shared = sum(count > 1 for count in entries.values())
+    _require(shared == stats.num_blocks_shared, f"{stats.num_blocks_shared} shared counted, {shared} found")
+    saved = sum(count - 1 for count in entries.values())
+    _require(saved == stats.num_blocks_saved, f"{stats.num_blocks_saved} saved counted, {saved} found")
+
+
+def _check_index(manager: KVCacheManager, index: PrefixIndex) -> None:
+    free_and_cached = 0
+    for block_id, node, group in index.items():
+        _require(node.blocks.get(group) == block_id, f"block {block_id} and its node disagree")
+        free_and_cached += manager.pool.ref_count(block_id) == 0
+    counted = manager.stats().num_blocks_cached
+    _require(free_and_cached == counted, f"{counted} cached blocks counted, {free_and_cached} found")
+    children: Counter[int] = Counter(id(node.parent) for node in index.nodes)
+    holders: Counter[int] = Counter(id(c.node) for c in manager.chains.values() if c.node is not None)
+    for node in index.nodes:
+        _require(not node.is_dead, f"a dead prefix remains: {node.token_ids}")
+        _require(node.num_children == children[id(node)], f"prefix {node.token_ids}: wrong child count")
+        _require(node.num_holders == holders[id(node)], f"prefix {node.token_ids}: wrong holder count")
 
 
 def check_idle(manager: KVCacheManager) -> None:
     """After every request has ended nothing is held."""
     check(manager)
     _require(not manager.tables, f"tables of ended sequences remain: {sorted(manager.tables)}")
+    _require(not manager.chains, f"chains of ended sequences remain: {sorted(manager.chains)}")
     _require(manager.pool.num_used == 0, f"{manager.pool.num_used} blocks leaked")

@@ -1,6 +1,10 @@
 """KVCacheSpec: how one layer's cache is sized and grows. A frozen value; the model's layers return them.
 
-Layers with equal specs form a group (kv_groups.py) and share block tables; all groups share one pool.
+Layers with equal specs form groups (kv_groups.py) and share block tables; all groups share one pool.
+
+    spec                 blocks a sequence holds at position p     a prefix is usable when it has
+    FullAttentionSpec    every block up to p                       all its blocks
+    SlidingWindowSpec    those that a query at p can see           those that the next query can see
 """
 
 from __future__ import annotations
@@ -16,8 +20,12 @@ class KVCacheSpec(Protocol):
         """Bytes one block of one layer takes."""
         ...
 
-    def num_blocks(self, num_tokens: int, block_size: int) -> int:
-        """Blocks a sequence of `num_tokens` tokens holds."""
+    def num_skipped(self, num_computed_tokens: int, block_size: int) -> int:
+        """Leading logical blocks that no query from position `num_computed_tokens` on can see."""
+        ...
+
+    def max_blocks(self, num_tokens: int, max_chunk: int, block_size: int) -> int:
+        """Most blocks a sequence ever holds on its way to `num_tokens`, in steps of at most `max_chunk`."""
         ...
 
 
@@ -31,5 +39,28 @@ class FullAttentionSpec:
     def bytes_per_block(self, block_size: int, dtype_bytes: float) -> int:
         return int(2 * self.num_kv_heads * self.head_size * block_size * dtype_bytes)
 
-    def num_blocks(self, num_tokens: int, block_size: int) -> int:
+    def num_skipped(self, num_computed_tokens: int, block_size: int) -> int:
+        return 0
+
+    def max_blocks(self, num_tokens: int, max_chunk: int, block_size: int) -> int:
         return -(-num_tokens // block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindowSpec:
+    """A query at position p sees keys at (p - window, p]; blocks that slide out return to the pool."""
+
+    num_kv_heads: int  # K
+    head_size: int  # D
+    window: int  # tokens, >= 1
+
+    def bytes_per_block(self, block_size: int, dtype_bytes: float) -> int:
+        return int(2 * self.num_kv_heads * self.head_size * block_size * dtype_bytes)
+
+    def num_skipped(self, num_computed_tokens: int, block_size: int) -> int:
+        return max(0, num_computed_tokens - self.window + 1) // block_size
+
+    def max_blocks(self, num_tokens: int, max_chunk: int, block_size: int) -> int:
+        """ceil((window - 1 + chunk) / B) + 1: the window, the chunk, and the block that both ends cut."""
+        seen = -(-(self.window - 1 + max_chunk) // block_size) + 1
+        return min(-(-num_tokens // block_size), seen)

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Literal
 
 from octavo.core.block import SeqId
+from octavo.core.prefix_index import Tenant
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import TokenLogprobs
 
@@ -31,6 +32,7 @@ class Sequence:
     token_ids: list[int]  # prompt, then output
     num_prompt_tokens: int
     num_computed_tokens: int = 0
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache when it first ran
     finish_reason: FinishReason | None = None
     # of the prompt tokens but the first, as far as they are known; kept over a preemption
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -57,6 +59,7 @@ class Request:
     sequences: list[Sequence]
     params: SamplingParams
     eos_token_ids: frozenset[int] = frozenset()
+    tenant: Tenant = field(default_factory=Tenant)
     arrival_s: float = 0.0
     order: int = 0  # number of arrival, set by the scheduler
     status: RequestStatus = RequestStatus.WAITING

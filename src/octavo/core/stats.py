@@ -10,6 +10,9 @@ class CacheStats:
     block_size: int
     num_blocks_total: int
     num_blocks_used: int
+    num_blocks_cached: int  # of the free ones: their content can still be found
+    num_blocks_shared: int  # of the used ones: more than one table points to them
+    num_blocks_saved: int  # that would be used more if nothing were shared
     num_slots_filled: int  # slots of used blocks that hold keys and values
 
     @property

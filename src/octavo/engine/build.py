@@ -86,7 +86,13 @@ def assemble(
     runner = backend.compile(
         model, KVCacheConfig(layout, plan.num_blocks, plan.block_size, plan.kv_dtype), limits
     )
-    manager = KVCacheManager(layout, plan.num_blocks, plan.block_size)
+    manager = KVCacheManager(
+        layout,
+        plan.num_blocks,
+        plan.block_size,
+        max_chunk=config.max_num_batched_tokens,
+        prefix_caching=config.prefix_caching,
+    )
     scheduler = Scheduler(
         SchedulerConfig(config.max_num_batched_tokens, config.max_num_seqs, max_model_len),
         manager,

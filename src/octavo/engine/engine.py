@@ -12,6 +12,7 @@ from time import monotonic
 from octavo.core import invariants
 from octavo.core.block import SeqId
 from octavo.core.kv_manager import KVCacheManager
+from octavo.core.prefix_index import Tenant
 from octavo.core.request import Request, Sequence
 from octavo.core.step import StepPlan, TokenLogprobs
 from octavo.engine.executor import Executor
@@ -67,7 +68,12 @@ class Engine:
             for index in range(request.params.n)
         ]
         queued = Request(
-            request.request_id, sequences, request.params, self._eos_token_ids, request.arrival_s
+            request_id=request.request_id,
+            sequences=sequences,
+            params=request.params,
+            eos_token_ids=self._eos_token_ids,
+            tenant=Tenant(salt=request.cache_salt),
+            arrival_s=request.arrival_s,
         )
         self.scheduler.add(queued)
         self.executor.register(queued)
@@ -121,6 +127,7 @@ def _delta(output: SequenceOutput) -> TokenDelta:
         logprobs=None if output.logprobs is None else [_logprob(output.logprobs)],
         finish_reason=output.finish_reason,
         stop_token_id=token_id if output.stopped_by_token else None,
+        num_cached_tokens=output.num_cached_tokens,
         prompt_logprobs=(
             None if output.prompt_logprobs is None else [_logprob(p) for p in output.prompt_logprobs]
         ),

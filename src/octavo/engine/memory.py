@@ -75,7 +75,7 @@ def plan_memory(config: EngineConfig, layout: KVLayout, max_model_len: int, weig
     """Size the pool. Raises ConfigError when not even one block fits."""
     kv_dtype = resolve_kv_dtype(config)
     block_bytes = layout.bytes_per_block(config.block_size, DTYPE_BYTES[kv_dtype])
-    per_sequence = sum(g.spec.num_blocks(max_model_len, config.block_size) for g in layout.groups)
+    per_sequence = layout.max_blocks(max_model_len, config.max_num_batched_tokens, config.block_size)
     num_blocks = _num_blocks(config, block_bytes, per_sequence * config.max_num_seqs)
     return MemoryPlan(num_blocks, config.block_size, block_bytes, kv_dtype, max_model_len, weight_bytes)
 

@@ -21,6 +21,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
+    cache_salt: str | None = None  # prompts with different salts never share cached blocks
     arrival_s: float = 0.0  # time.monotonic() of the HTTP process (one clock on one machine)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.core.allocator import KVAllocator
+from octavo.core.allocator import KVAllocator, Match
 from octavo.core.block import SeqId
 from octavo.core.finish import finish_reason_for_token
 from octavo.core.request import FinishReason, Request, RequestStatus, Sequence
@@ -34,6 +34,7 @@ class SequenceOutput:
     stopped_by_token: bool = False  # token_id is an end-of-sequence or stop token
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
     error: str | None = None  # with finish_reason "error"
 
 
@@ -44,6 +45,7 @@ class SchedulerCounters:
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0  # tokens whose keys and values were dropped by preemption
     num_prompt_tokens: int = 0  # of requests admitted for the first time
+    num_prompt_tokens_cached: int = 0  # of these, found in the prefix cache
     num_generated_tokens: int = 0
     num_computed_tokens: int = 0
 
@@ -189,25 +191,38 @@ class Scheduler:
         """Admit in order of arrival while all of the next request's known tokens fit beside the rest."""
         num_seqs = self.num_running_seqs
         while (request := self.waiting.head()) is not None and budget.num_left:
+            match = self._match(request)
             needed = sum(self.allocator.blocks_for(s.num_tokens) for s in request.live)
+            needed -= match.num_blocks_shared if match is not None else 0
             headroom = headroom_blocks(num_seqs, self.block_size)
             if needed + promised + headroom > self.allocator.num_blocks_free:
                 return
             if num_seqs + len(request.live) > self.config.max_num_seqs:
                 return
             self.waiting.pop()
-            self._start(request)
+            self._start(request, match)
             scheduled = self._schedule(request, budget)
             assert scheduled, f"request {request.request_id} was admitted without blocks"
             promised += self._blocks_promised(request)
             num_seqs += len(request.live)
 
-    def _start(self, request: Request) -> None:
+    def _match(self, request: Request) -> Match | None:
+        """What the prefix cache has of it. Prompt log-probabilities need every row computed."""
+        seq = request.live[0]
+        if request.params.prompt_logprobs is not None and len(seq.prompt_logprobs) < seq.num_prompt_tokens - 1:
+            return None
+        return self.allocator.match(seq.token_ids, request.tenant)
+
+    def _start(self, request: Request, match: Match | None) -> None:
+        num_hit = match.num_tokens if match is not None else 0
+        for seq in request.live:
+            self.allocator.admit(seq.seq_id, request.tenant, match)
+            seq.num_computed_tokens = num_hit
         if request.status is RequestStatus.WAITING:
             self.counters.num_prompt_tokens += request.num_prompt_tokens
+            self.counters.num_prompt_tokens_cached += num_hit
+            request.live[0].num_cached_tokens = num_hit
         request.status = RequestStatus.RUNNING
-        for seq in request.live:
-            self.allocator.admit(seq.seq_id)
         self.running.append(request)
         self.admitted_requests.append(request.request_id)
 
@@ -254,6 +269,7 @@ class Scheduler:
         for piece in plan.slices:
             request, seq = self._sequences[piece.seq_id]
             seq.num_computed_tokens = piece.end
+            self.allocator.commit(piece.seq_id, seq.token_ids, piece.end)
             self.counters.num_computed_tokens += piece.num_tokens
             _keep_prompt_logprobs(seq, piece, result)
             if piece.seq_id in result.failed:
@@ -297,6 +313,7 @@ class Scheduler:
             stopped_by_token=stopped_by_token,
             logprobs=logprobs,
             prompt_logprobs=tuple(seq.prompt_logprobs) if is_first else None,
+            num_cached_tokens=seq.num_cached_tokens,
         )
 
     def _end_sequence(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version as package_version
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
+from octavo import __version__
 from octavo.engine.client import AsyncEngine
 from octavo.engine.messages import StepStats
 from octavo.metrics.registry import Metrics
@@ -54,12 +54,11 @@ def create_app(
     engine: AsyncEngine, tokenizer: Tokenizer, chat_template: ChatTemplate, settings: ServerSettings
 ) -> FastAPI:
     """The ASGI app over a running engine, whose steps feed the metrics from now on."""
-    version = package_version("octavo")
     info = engine.info
     idle = StepStats(blocks_total=info.num_blocks, blocks_free=info.num_blocks, block_size=info.block_size)
-    metrics = Metrics(version, lambda: engine.is_alive, idle)
+    metrics = Metrics(__version__, lambda: engine.is_alive, idle)
     engine.add_stats_listener(metrics.observe)
-    app = FastAPI(title="Octavo", version=version, routes=_routes(), docs_url=None, redoc_url=None)
+    app = FastAPI(title="Octavo", version=__version__, routes=_routes(), docs_url=None, redoc_url=None)
     app.state.service = Service(engine, tokenizer, chat_template, settings, metrics)
     add_error_handlers(app)
     if settings.api_key is not None:

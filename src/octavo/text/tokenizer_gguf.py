@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from octavo.errors import CorruptModelError, UnsupportedModelError
-from octavo.text.pretokenizers import pre_tokenizer
+from octavo.text.pretokenizers import PreTokenizer, pre_tokenizer
 from octavo.text.tokenizer import Tokenizer
 
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
@@ -32,7 +32,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], eos_token_ids: Sequence[int
     vocab = {text: i for i, text in reversed(list(enumerate(tokens)))}
     try:
         if kind == "gpt2":
-            backend, adds_bos = _byte_level(metadata, vocab), pre_tokenizer_adds_bos(metadata)
+            rules = pre_tokenizer(metadata.get("tokenizer.ggml.pre"))
+            backend, adds_bos = _byte_level(metadata, vocab, rules), rules.adds_bos
         elif kind == "llama":
             backend, adds_bos = _sentence_piece(metadata, tokens, vocab), True
         else:
@@ -47,12 +48,9 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], eos_token_ids: Sequence[int
     return Tokenizer(backend, bos_token_id=bos_token_id, eos_token_ids=eos_token_ids)
 
 
-def pre_tokenizer_adds_bos(metadata: Mapping[str, Any]) -> bool:
-    return pre_tokenizer(metadata.get("tokenizer.ggml.pre")).adds_bos
-
-
-def _byte_level(metadata: Mapping[str, Any], vocab: dict[str, int]) -> tokenizers.Tokenizer:
-    rules = pre_tokenizer(metadata.get("tokenizer.ggml.pre"))
+def _byte_level(
+    metadata: Mapping[str, Any], vocab: dict[str, int], rules: PreTokenizer
+) -> tokenizers.Tokenizer:
     merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", [])]
     backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=rules.ignore_merges))
     if rules.nfc:

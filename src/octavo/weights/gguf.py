@@ -69,7 +69,7 @@ class GGUFCheckpoint:
 
         Stored row h·D + 2i + half is row h·D + half·D/2 + i of the half-split order.
         """
-        leaf = name.split(".", 2)[-1]
+        leaf = name.split(".", 2)[-1].removesuffix(".bias")
         if not self._permuted_qk or leaf not in ("q", "k"):
             return None
         heads = self._config.num_heads if leaf == "q" else self._config.num_kv_heads

@@ -126,12 +126,13 @@ class GGUFFile:
         return flat.reshape(prod(tensor.shape[:-1]), -1)  # [rows, row_bytes]
 
     def read(self, name: str, row_order: NDArray[np.intp] | None = None) -> NDArray[np.float32]:
-        """A tensor as a fresh float32 array [out, in]; row i of it is row `row_order[i]` of the file."""
+        """A tensor as a fresh float32 array [out, in] or [width]; row i is row `row_order[i]` of the file."""
         tensor = self.tensors[name]
-        raw = self.raw(name)  # [out, row_bytes]
-        if row_order is not None:
+        raw = self.raw(name)  # [out, row_bytes]; [1, num_bytes] for a vector
+        if row_order is not None and len(tensor.shape) > 1:
             raw = raw[row_order]  # rows are quantised one by one, so they can be moved as bytes
-        return _dequantize(raw, tensor, self.path).reshape(tensor.shape)
+        values = _dequantize(raw, tensor, self.path).reshape(tensor.shape)
+        return values[row_order] if row_order is not None and len(tensor.shape) == 1 else values
 
     def close(self) -> None:
         # Views may still be out: the mapping goes with the last of them.

@@ -1,0 +1,52 @@
+// Memory for weights and working buffers (aligned_buffer.h).
+#include "aligned_buffer.h"
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <mutex>
+#include <new>
+
+namespace octavo {
+namespace {
+
+constexpr size_t kCacheLine = 64;
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kSlab = 8 * kHugePage;
+constexpr size_t kSmallestInSlab = size_t{64} << 10;
+
+std::shared_ptr<void> allocate(size_t bytes) {
+  void* memory = nullptr;
+  const size_t alignment = bytes >= kHugePage ? kHugePage : kCacheLine;
+  if (posix_memalign(&memory, alignment, bytes) != 0) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+  if (alignment == kHugePage) madvise(memory, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);  // a wish: may fail
+#endif
+  return {memory, std::free};
+}
+
+// A piece of the slab in use; a new slab where it does not fit.
+std::shared_ptr<void> carve(size_t bytes) {
+  static std::mutex mutex;
+  static std::weak_ptr<void> current;  // weak: the slab goes with its last buffer
+  static size_t used = 0;
+  const std::lock_guard<std::mutex> lock(mutex);
+  std::shared_ptr<void> slab = current.lock();
+  if (!slab || used + bytes > kSlab) {
+    slab = allocate(kSlab);
+    current = slab;
+    used = 0;
+  }
+  void* piece = static_cast<char*>(slab.get()) + used;
+  used += bytes;
+  return {slab, piece};
+}
+
+}  // namespace
+
+AlignedBuffer::AlignedBuffer(size_t bytes) : bytes_(bytes) {
+  const size_t size = bytes ? (bytes + kCacheLine - 1) / kCacheLine * kCacheLine : kCacheLine;
+  memory_ = size >= kSmallestInSlab && size < kSlab / 2 ? carve(size) : allocate(size);
+}
+
+}  // namespace octavo

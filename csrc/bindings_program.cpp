@@ -1,0 +1,213 @@
+// Python classes of the compiled program: parameters, KV cache, thread pool and Program itself.
+// Arrays are checked here (check.h); places, sizes and indices by the classes.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <optional>
+#include <stdexcept>
+
+#include "check.h"
+#include "program.h"
+
+namespace nb = nanobind;
+using namespace octavo;
+using check::AnyArray;
+using check::kAny;
+
+namespace {
+
+AlignedBuffer copy_of(const void* data, size_t bytes) {
+  AlignedBuffer buffer(bytes);
+  std::memcpy(buffer.as<void>(), data, bytes);
+  return buffer;
+}
+
+void bind_parameters(nb::module_& m) {
+  nb::class_<VectorParameter>(m, "Vector")
+      .def(
+          "__init__",
+          [](VectorParameter* self, const AnyArray& values) {
+            const int size = check::dimension(values, 0, "values");
+            const float* data = check::array<float>(values, "values", {size});
+            new (self) VectorParameter{copy_of(data, sizeof(float) * static_cast<size_t>(size)), size};
+          },
+          nb::arg("values"))
+      .def_ro("size", &VectorParameter::size);
+  nb::class_<TableParameter>(m, "Table")
+      .def(
+          "__init__",
+          [](TableParameter* self, const AnyArray& weight) {
+            const int vocab = check::dimension(weight, 0, "weight"), width = check::dimension(weight, 1, "weight");
+            const bool is_half = check::has_dtype<uint16_t>(weight);
+            const void* data = is_half ? static_cast<const void*>(check::array<uint16_t>(weight, "weight", {vocab, width}))
+                                       : check::array<float>(weight, "weight", {vocab, width});
+            new (self) TableParameter{copy_of(data, weight.nbytes()), vocab, width, is_half};
+          },
+          nb::arg("weight"))
+      .def_ro("width", &TableParameter::width);
+  nb::class_<RopeParameter>(m, "Rope")
+      .def(
+          "__init__",
+          [](RopeParameter* self, const AnyArray& frequencies, float scale) {
+            const int half = check::dimension(frequencies, 0, "frequencies");
+            const float* data = check::array<float>(frequencies, "frequencies", {half});
+            new (self) RopeParameter{copy_of(data, sizeof(float) * static_cast<size_t>(half)), half, scale};
+          },
+          nb::arg("frequencies"), nb::arg("scale"))
+      .def_ro("half", &RopeParameter::half);
+}
+
+void copy_blocks(KVCache& cache, const AnyArray& src, const AnyArray& dst) {
+  const int count = check::dimension(src, 0, "src");
+  const int32_t* from = check::array<int32_t>(src, "src", {count});
+  const int32_t* to = check::array<int32_t>(dst, "dst", {count});
+  nb::gil_scoped_release unlocked;
+  cache.copy_blocks(from, to, count);
+}
+
+nb::object read_block(const KVCache& cache, int64_t block) {
+  const auto bytes = static_cast<size_t>(cache.bytes_of_all_storages());
+  nb::object out = nb::module_::import_("numpy").attr("empty")(bytes, "uint8");
+  cache.read_block(block, nb::cast<nb::ndarray<char, nb::device::cpu>>(out.attr("view")("int8")).data());
+  return out;
+}
+
+void write_block(KVCache& cache, int64_t block, const AnyArray& data) {
+  cache.write_block(block, reinterpret_cast<const char*>(
+                               check::array<uint8_t>(data, "data", {cache.bytes_of_all_storages()})));
+}
+
+void bind_cache(nb::module_& m) {
+  nb::class_<ThreadPool>(m, "ThreadPool").def_prop_ro("num_threads", &ThreadPool::num_threads);
+  m.def(
+      "thread_pool",
+      [](int num_threads) {
+        if (num_threads < 1 || num_threads > 1024) throw std::invalid_argument("num_threads must be within [1, 1024]");
+        return shared_pool(num_threads);
+      },
+      nb::arg("num_threads"), "The process's pool of that many threads.");
+  nb::class_<KVCache>(m, "KVCache")
+      .def(
+          "__init__",
+          [](KVCache* self, int num_storages, int64_t num_blocks, int64_t block_bytes, bool is_half) {
+            if (num_storages < 1 || num_blocks < 1 || num_blocks > INT32_MAX || block_bytes < 1) {
+              throw std::invalid_argument("a cache needs at least one storage, one block and one byte a block");
+            }
+            if (block_bytes > INT64_MAX / 2 / num_storages / num_blocks) throw std::bad_alloc();
+            new (self) KVCache(num_storages, num_blocks, block_bytes, is_half ? KVType::f16 : KVType::f32);
+          },
+          nb::arg("num_storages"), nb::arg("num_blocks"), nb::arg("block_bytes"), nb::arg("is_half"))
+      .def("copy_blocks", &copy_blocks, nb::arg("src"), nb::arg("dst"))
+      .def("read_block", &read_block, nb::arg("block_id"))
+      .def("write_block", &write_block, nb::arg("block_id"), nb::arg("data"))
+      .def("fill_block", &KVCache::fill_block, nb::arg("block_id"), nb::arg("value"));
+}
+
+// tokens, positions [T], query_starts [S+1], seq_lens, table_rows [S], one block table [rows, max_blocks] a group.
+void forward(Program& program, const AnyArray& tokens, const AnyArray& positions, const AnyArray& query_starts,
+             const AnyArray& seq_lens, const AnyArray& table_rows, const std::vector<AnyArray>& block_tables) {
+  StepArrays step{};
+  step.num_tokens = check::dimension(tokens, 0, "tokens");
+  step.num_seqs = check::dimension(seq_lens, 0, "seq_lens");
+  step.tokens = check::array<int32_t>(tokens, "tokens", {step.num_tokens});
+  step.positions = check::array<int32_t>(positions, "positions", {step.num_tokens});
+  step.query_starts = check::array<int32_t>(query_starts, "query_starts", {step.num_seqs + int64_t{1}});
+  step.seq_lens = check::array<int32_t>(seq_lens, "seq_lens", {step.num_seqs});
+  step.table_rows = check::array<int32_t>(table_rows, "table_rows", {step.num_seqs});
+  for (const AnyArray& table : block_tables) {
+    const int rows = check::dimension(table, 0, "block_tables"), max_blocks = check::dimension(table, 1, "block_tables");
+    step.tables.push_back({check::array<int32_t>(table, "block_tables", {rows, max_blocks}), rows, max_blocks});
+  }
+  nb::gil_scoped_release unlocked;
+  program.forward(step);
+}
+
+// A view into the program's memory, valid until its next call.
+nb::ndarray<nb::numpy, const float> logits(nb::handle self, const AnyArray& rows) {
+  auto& program = nb::cast<Program&>(self);
+  const int num_rows = check::dimension(rows, 0, "rows");
+  const int32_t* data = check::array<int32_t>(rows, "rows", {num_rows});
+  const float* result;
+  {
+    nb::gil_scoped_release unlocked;
+    result = program.logits(data, num_rows);
+  }
+  const Slot slot = program.logits_slot();
+  return {result, {static_cast<size_t>(num_rows), static_cast<size_t>(slot.width)}, self, {slot.stride, 1}};
+}
+
+Act act_of(const std::string& name) {
+  if (name == "none") return Act::none;
+  if (name == "silu") return Act::silu;
+  if (name == "gelu_tanh") return Act::gelu_tanh;
+  throw std::invalid_argument("activation '" + name + "' is unknown; use none, silu or gelu_tanh");
+}
+
+template <class Packed, class X>
+auto matmul(void (Program::*method)(const Packed&, X, Slot, const VectorParameter*, const Slot*, Act)) {
+  return [method](Program& p, const Packed& matrix, X x, Slot out, const VectorParameter* bias,
+                  const std::optional<Slot>& residual, const std::string& act) {
+    (p.*method)(matrix, x, out, bias, residual ? &*residual : nullptr, act_of(act));
+  };
+}
+
+void construct(Program* self, std::shared_ptr<ThreadPool> pool, const std::optional<std::string>& isa,
+               std::shared_ptr<KVCache> cache, const ProgramLimits& limits) {
+  const Kernels* table = kernels(isa ? isa->c_str() : nullptr);
+  if (!table) throw std::invalid_argument("this processor or build lacks the instruction set '" + *isa + "'");
+  new (self) Program(std::move(pool), table, std::move(cache), limits);
+}
+
+void bind_values(nb::module_& m) {
+  nb::class_<Slot>(m, "Slot").def(nb::init<int64_t, int64_t, int>(), nb::arg("offset"), nb::arg("stride"),
+                                  nb::arg("width"));
+  nb::class_<CacheLayer>(m, "CacheLayer")
+      .def(nb::init<int, int, int, int>(), nb::arg("group"), nb::arg("storage"), nb::arg("num_kv_heads"),
+           nb::arg("head_size"));
+  nb::class_<ProgramLimits>(m, "ProgramLimits")
+      .def(nb::init<int64_t, int, int, int, int64_t, int, int>(), nb::arg("arena_floats"), nb::arg("max_tokens"),
+           nb::arg("max_seqs"), nb::arg("max_logit_rows"), nb::arg("max_blocks_per_seq"), nb::arg("num_groups"),
+           nb::arg("block_size"));
+}
+
+}  // namespace
+
+void bind_program(nb::module_& m) {
+  bind_parameters(m);
+  bind_cache(m);
+  bind_values(m);
+  using Keep = nb::keep_alive<1, 2>;  // the program keeps its parameters
+  nb::class_<Program>(m, "Program")
+      .def("__init__", &construct, nb::arg("pool"), nb::arg("isa").none(), nb::arg("cache"), nb::arg("limits"))
+      .def("embed", &Program::embed, nb::arg("table"), nb::arg("out"), Keep())
+      .def("scale", &Program::scale, nb::arg("x"), nb::arg("factor"), nb::arg("out"))
+      .def("add", &Program::add, nb::arg("x"), nb::arg("y"), nb::arg("out"))
+      .def("softcap", &Program::softcap, nb::arg("x"), nb::arg("cap"), nb::arg("out"))
+      .def("rms_norm", &Program::rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("out"),
+           nb::keep_alive<1, 3>())
+      .def("head_norm", &Program::head_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::keep_alive<1, 3>())
+      .def("rope_table", &Program::rope_table, nb::arg("rope"), nb::arg("out"), Keep())
+      .def("rope", &Program::rope, nb::arg("x"), nb::arg("table"), nb::arg("head_size"))
+      .def("quantize", &Program::quantize, nb::arg("x"), nb::arg("quant_offset"))
+      .def("matmul_i8", matmul<PackedI8, int64_t>(&Program::matmul_i8), nb::arg("matrix"), nb::arg("quant_offset"),
+           nb::arg("out"), nb::arg("bias").none(), nb::arg("residual").none(), nb::arg("act"), Keep(),
+           nb::keep_alive<1, 5>())
+      .def("matmul_f32", matmul<PackedF32, Slot>(&Program::matmul_f32), nb::arg("matrix"), nb::arg("x"), nb::arg("out"),
+           nb::arg("bias").none(), nb::arg("residual").none(), nb::arg("act"), Keep(), nb::keep_alive<1, 5>())
+      .def("write_kv", &Program::write_kv, nb::arg("k"), nb::arg("v"), nb::arg("layer"))
+      .def("paged_attention", &Program::paged_attention, nb::arg("q"), nb::arg("layer"), nb::arg("scale"),
+           nb::arg("window"), nb::arg("softcap"), nb::arg("out"))
+      .def("barrier", &Program::barrier)
+      .def("begin_logits", &Program::begin_logits, nb::arg("hidden"), nb::arg("gathered"))
+      .def("end", &Program::end, nb::arg("logits"))
+      .def("forward", &forward, nb::arg("tokens"), nb::arg("positions"), nb::arg("query_starts"), nb::arg("seq_lens"),
+           nb::arg("table_rows"), nb::arg("block_tables"))
+      .def("logits", &logits, nb::arg("rows"));
+  m.def("quant_floats", &quant_floats, nb::arg("rows"), nb::arg("k"),
+        "Arena floats that the quantised form of [rows][k] takes.");
+}

@@ -1,0 +1,33 @@
+// All kernels of one instruction set. Compiled once per instruction set with its flags and OCTAVO_ISA (its name);
+// the sources (*.inl) know registers only through simd.h. Nothing here may be shared between the copies.
+#include "kernels.h"
+
+#include "simd.h"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+#include "matmul_tiles.inl"
+
+#include "matmul_f32.inl"
+#include "matmul_int8.inl"
+
+#include "elementwise.inl"
+#include "norm_rope.inl"
+#include "attention_tiles.inl"
+
+#include "paged_attention.inl"
+#include "write_kv.inl"
+
+#define OCTAVO_STRING(x) #x
+#define OCTAVO_NAME(x) OCTAVO_STRING(x)
+
+extern const Kernels table;
+const Kernels table = {
+    OCTAVO_NAME(OCTAVO_ISA), quantize_rows, matmul_i8,      matmul_f32, rms_norm,  head_norm,
+    rope_table,              rope,          add,            scale,      softcap,   embed_f32,
+    embed_f16,               write_kv,      attention_scratch_bytes,    paged_attention, merge_attention,
+};
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo

@@ -1,0 +1,130 @@
+// The kernels of one instruction set, as a table of plain functions.
+//
+// Every kernel is single program, multiple data: all workers of the pool call it with the same arguments
+// and their own `Worker`; it computes that worker's share and returns without a barrier. Program (program.h)
+// puts the barriers between kernels. No kernel allocates, throws or touches Python.
+//
+// The promise: the value of a row depends on that row alone, bitwise; not on `rows`, the worker count, the
+// block size or the block ids. Each sum runs in one order that its own length fixes, with the same
+// operations (fused multiply-add or not) in every tile shape and every tail.
+//
+// The same sources (*.inl, through kernels.cpp) are compiled once per instruction set behind simd.h; kernels() picks one
+// at run time. Shape letters as in backends/ops.py.
+#pragma once
+#include <cstdint>
+
+namespace octavo {
+
+struct Worker {
+  int id;     // 0 <= id < count
+  int count;  // workers in the pool
+};
+
+constexpr int kQuantGroup = 64;  // activations are quantised in groups of this many values along K
+constexpr int kPanel = 32;       // output columns stored together by the packing (pack.h)
+
+// Weights int8 per output channel, packed; see matmul_int8.inl for the layout.
+struct MatrixI8 {
+  int n, k;              // out, in (k as given; storage is padded)
+  const uint8_t* data;   // w + 128
+  const float* scale;    // [n padded]
+};
+
+// Weights float32, packed; see matmul_f32.inl for the layout.
+struct MatrixF32 {
+  int n, k;
+  const float* data;
+};
+
+// Quantised activations of `rows` rows: q [rows][k padded to kQuantGroup], scale and sum per group.
+struct QuantRows {
+  int8_t* q;
+  float* scale;    // [rows][groups]
+  int32_t* sum;    // [rows][groups], sum of q over the group (corrects the weights' offset of 128)
+};
+
+enum class Act : int { none = 0, silu = 1, gelu_tanh = 2 };
+
+// What happens to a finished output tile. With `act` != none the matrix holds gate and up interleaved
+// and the output is act(gate) * up, n/2 columns wide.
+struct Epilogue {
+  float* y;               // [rows][ldy]
+  int64_t ldy;            // floats between rows
+  const float* bias;      // [n] or null
+  const float* residual;  // [rows][ldr] added to the output, or null (may alias y)
+  int64_t ldr;
+  Act act;
+};
+
+// float32 [rows][width] with a row stride: a view of (columns of) a buffer.
+struct View {
+  float* data;
+  int64_t ld;
+  int width;
+};
+
+// A block table batch: which rows belong to which sequence and where its blocks are.
+struct Batch {
+  int num_tokens;               // T
+  int num_seqs;                 // S
+  const int32_t* positions;     // [T]
+  const int32_t* query_starts;  // [S+1]
+  const int32_t* seq_lens;      // [S]
+  const int32_t* table_rows;    // [S]
+  const int32_t* block_table;   // [rows][max_blocks] of the layer's group
+  int64_t max_blocks;
+};
+
+enum class KVType : int { f32 = 0, f16 = 1 };
+
+// One storage array. Block b starts at data + b * block_bytes; within it kv head h has K transposed [D][B],
+// then V [B][D], elements of `type`. 64 bytes past the array may be read (never used).
+struct KVStore {
+  void* data;
+  KVType type;
+  int64_t block_bytes;
+  int num_kv_heads, head_size, block_size;
+};
+
+struct Attention {
+  float scale;
+  int window;     // 0: none
+  float softcap;  // 0: none
+  int num_heads;
+};
+
+struct Kernels {
+  const char* isa;
+  // matmul_int8.inl, matmul_f32.inl
+  void (*quantize_rows)(const View& x, int rows, const QuantRows& out, Worker w);
+  void (*matmul_i8)(const MatrixI8& m, const QuantRows& a, int rows, const Epilogue& e, Worker w);
+  void (*matmul_f32)(const MatrixF32& m, const View& a, int rows, const Epilogue& e, Worker w);
+  // norm_rope.inl
+  void (*rms_norm)(const View& x, const float* weight, float eps, int rows, const View& y, Worker w);
+  void (*head_norm)(const View& x, const float* weight, float eps, int head_size, int rows, Worker w);
+  // out [rows][2 * half]: cos, then sin, of position * frequency, each times `scale`. Once a step.
+  void (*rope_table)(const float* frequencies, int half, float scale, const int32_t* positions, int rows,
+                     const View& out, Worker w);
+  void (*rope)(const View& x, const View& table, int head_size, int rows, Worker w);
+  // elementwise.inl
+  void (*add)(const View& x, const View& y, int rows, const View& out, Worker w);
+  void (*scale)(const View& x, float factor, int rows, const View& out, Worker w);
+  void (*softcap)(const View& x, float cap, int rows, const View& out, Worker w);
+  void (*embed_f32)(const View& table, const int32_t* tokens, int rows, const View& out, Worker w);
+  void (*embed_f16)(const uint16_t* table, int width, const int32_t* tokens, int rows, const View& out, Worker w);
+  // write_kv.inl, paged_attention.inl
+  void (*write_kv)(const View& k, const View& v, const KVStore& kv, const Batch& b, Worker w);
+  int64_t (*attention_scratch_bytes)(int workers, int head_size, int64_t max_len);
+  // True (to every worker alike) if a sequence was divided among workers: then merge_attention must follow,
+  // after a barrier, with the same arguments.
+  bool (*paged_attention)(const View& q, const KVStore& kv, const Batch& b, const Attention& a,
+                          const View& out, void* scratch, Worker w);
+  void (*merge_attention)(const View& q, const KVStore& kv, const Batch& b, const Attention& a,
+                          const View& out, void* scratch, Worker w);
+};
+
+// The table for a name ("avx512_vnni", "avx512", "avx2", "portable"), or null where the processor or the build
+// lacks it. kernels(nullptr) is the best there is.
+const Kernels* kernels(const char* isa);
+
+}  // namespace octavo

@@ -1,0 +1,106 @@
+// int8 weights times int8 activations, and the quantisation of the activations.
+//
+//     y[r][n] = w_scale[n] * sum over groups g, ascending, of a_scale[r][g] * (integer sum of q * w over g)
+//
+// The integer sum is exact; the sum over groups is one chain of fused multiply-adds, the same in every tile.
+// Weights are stored as w + 128 (pack.h), because the dot-product instruction wants one operand unsigned;
+// an accumulator therefore starts at -128 * sum of q, which QuantRows carries.
+
+constexpr int kTileRowsI8 = kVectors >= 32 ? 8 : kVectors >= 8 ? 2 : 1;
+
+// A group whose scale would be subnormal, and so imprecise, counts as zero.
+constexpr float kTinyGroup = 127 * 1.17549435e-38f;
+
+// The `count` values at x to q[kQuantGroup]: x * (127 / max|x|) rounded to nearest even, scale = max|x| / 127.
+// A group with a NaN or an infinity gets scale NaN and q = 0, so that the whole row, and no other, turns NaN.
+inline void quantize_group(const float* x, int count, int8_t* q, float* scale, int32_t* sum) {
+  constexpr int kVecs = kQuantGroup / 16;
+  f32x16 values[kVecs];
+  f32x16 largest_lanes = zero(), poison_lanes = zero();
+  for (int i = 0; i < kVecs; ++i) {
+    const int rest = count - 16 * i;
+    values[i] = rest >= 16 ? load(x + 16 * i) : rest > 0 ? load_first(x + 16 * i, rest) : zero();
+    largest_lanes = max(largest_lanes, abs(values[i]));
+    poison_lanes = poison_lanes + (values[i] - values[i]);  // NaN where the value is NaN or infinite
+  }
+  const float largest = reduce_max(largest_lanes), poison = reduce_add(poison_lanes);
+  const bool is_finite = poison == 0.0f;
+  const float inverse = is_finite && largest >= kTinyGroup ? 127.0f / largest : 0.0f;
+  i32x16 sum_lanes = broadcast(int32_t{0});
+  int32_t wide[kQuantGroup];
+  for (int i = 0; i < kVecs; ++i) {
+    const i32x16 rounded = round_to_int((is_finite ? values[i] : zero()) * broadcast(inverse));
+    sum_lanes = sum_lanes + rounded;
+    store(wide + 16 * i, rounded);
+  }
+  for (int i = 0; i < kQuantGroup; ++i) q[i] = static_cast<int8_t>(wide[i]);
+  *scale = inverse != 0.0f ? largest / 127.0f : poison;
+  *sum = reduce_add(sum_lanes);
+}
+
+inline void quantize_rows(const View& x, int rows, const QuantRows& out, Worker w) {
+  const int groups = (x.width + kQuantGroup - 1) / kQuantGroup;
+  const Range units = range_of(int64_t{rows} * groups, w);
+  for (int64_t unit = units.begin; unit < units.end; ++unit) {
+    const int start = static_cast<int>(unit % groups) * kQuantGroup;
+    const int count = x.width - start < kQuantGroup ? x.width - start : kQuantGroup;
+    quantize_group(x.data + unit / groups * x.ld + start, count, out.q + unit * kQuantGroup, out.scale + unit,
+                   out.sum + unit);
+  }
+}
+
+// The group sums of N rows times one panel, scaled by the activations but not yet by the weights.
+template <int N>
+OCTAVO_INLINE void tile_i8(const uint8_t* panel, const QuantRows& a, int row, int groups, Ahead ahead,
+                           f32x16 (&sum)[N][2]) {
+  const int64_t stride = int64_t{groups} * kQuantGroup;
+  const int8_t* q = a.q + row * stride;
+  const float* scale = a.scale + int64_t{row} * groups;
+  const int32_t* q_sum = a.sum + int64_t{row} * groups;
+#pragma GCC unroll 8
+  for (int r = 0; r < N; ++r) sum[r][0] = sum[r][1] = zero();
+  for (int g = 0; g < groups; ++g) {
+    i32x16 acc[N][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < N; ++r) acc[r][0] = acc[r][1] = broadcast(-128 * q_sum[int64_t{r} * groups + g]);
+#pragma GCC unroll 1
+    for (int i = 0; i < kQuantGroup / 4; ++i) {
+      prefetch_l1(ahead.address);
+      prefetch_l1(ahead.address + 64);
+      ahead.address += ahead.step;
+      const u8x64 w0 = load(panel), w1 = load(panel + 64);
+      panel += 4 * kPanel;
+#pragma GCC unroll 8
+      for (int r = 0; r < N; ++r) {
+        int32_t four;
+        std::memcpy(&four, q + r * stride + 4 * i, 4);
+        dot4(acc[r][0], w0, four);
+        dot4(acc[r][1], w1, four);
+      }
+    }
+    q += kQuantGroup;
+#pragma GCC unroll 8
+    for (int r = 0; r < N; ++r) {
+      const f32x16 s = broadcast(scale[int64_t{r} * groups + g]);
+      sum[r][0] = fma(to_float(acc[r][0]), s, sum[r][0]);
+      sum[r][1] = fma(to_float(acc[r][1]), s, sum[r][1]);
+    }
+  }
+}
+
+inline void matmul_i8(const MatrixI8& m, const QuantRows& a, int rows, const Epilogue& e, Worker w) {
+  const int groups = (m.k + kQuantGroup - 1) / kQuantGroup;
+  const int64_t panel_bytes = int64_t{groups} * kQuantGroup * kPanel;
+  const Cell cell = cell_of(num_panels(m.n, e.act), rows, kTileRowsI8, w);
+  for_each_tile<kTileRowsI8>(cell, int64_t{groups} * kQuantGroup, [&](auto n, int row, int panel, int part, int parts) {
+    f32x16 sum[n.count][2];
+    const uint8_t* data = m.data + panel * panel_bytes;
+    tile_i8<n.count>(data, a, row, groups, ahead_of(data, panel_bytes, 4 * kPanel, part, parts), sum);
+#pragma GCC unroll 8
+    for (int r = 0; r < n.count; ++r) {
+      sum[r][0] = sum[r][0] * load(m.scale + panel * kPanel);
+      sum[r][1] = sum[r][1] * load(m.scale + panel * kPanel + 16);
+    }
+    finish_tile<n.count>(sum, m.n, row, panel, e);
+  });
+}

@@ -1,0 +1,126 @@
+// What the two matrix kernels share: who computes which tile, and what happens to a finished tile.
+//
+// A tile is a few rows by one panel (kPanel columns, two vectors). Tiles only choose which outputs are
+// computed together; an output's own chain of operations is the same in all of them.
+
+constexpr int64_t kRowBlockBytes = 384 << 10;  // activations that stay in L2 while all panels pass over them
+
+// The part of a product that one worker computes: half-open ranges.
+struct Cell {
+  int panel_begin, panel_end;
+  int row_begin, row_end;
+};
+
+OCTAVO_INLINE int split_point(int count, int part, int parts) {
+  return static_cast<int>(int64_t{count} * part / parts);
+}
+
+// Cuts panels x rows into a grid of at most w.count cells such that the largest cell is smallest; among
+// equals it splits panels rather than rows, so that each weight is read by one worker.
+inline Cell cell_of(int panels, int rows, int tile_rows, Worker w) {
+  const int row_tiles = (rows + tile_rows - 1) / tile_rows;
+  int best_rows = 1, best_panels = 1;
+  int64_t best_cost = INT64_MAX;
+  for (int row_parts = 1; row_parts <= w.count && row_parts <= row_tiles; ++row_parts) {
+    const int panel_parts = w.count / row_parts < panels ? w.count / row_parts : panels;
+    const int64_t cost = int64_t{(panels + panel_parts - 1) / panel_parts} * ((rows + row_parts - 1) / row_parts);
+    if (cost < best_cost) {
+      best_rows = row_parts;
+      best_panels = panel_parts;
+      best_cost = cost;
+    }
+  }
+  const int p = w.id % best_panels, r = w.id / best_panels;
+  if (r >= best_rows) return {0, 0, 0, 0};
+  return {split_point(panels, p, best_panels), split_point(panels, p + 1, best_panels),
+          split_point(rows, r, best_rows), split_point(rows, r + 1, best_rows)};
+}
+
+template <int N>
+struct Rows {
+  static constexpr int count = N;
+};
+
+// Calls body(Rows<n>{}) with the run-time n, 1 <= n <= N.
+template <int N, typename Body>
+OCTAVO_INLINE void with_rows(int n, const Body& body) {
+  if constexpr (N == 1) {
+    body(Rows<1>{});
+  } else {
+    if (n == N) return body(Rows<N>{});
+    with_rows<N - 1>(n, body);
+  }
+}
+
+// Calls body(Rows<n>{}, row, panel, part, parts), n <= kTileRows, for every tile of the cell. Rows are taken
+// in blocks that stay in L2; within a block each panel meets the row tiles (number `part` of `parts`) in turn.
+template <int kTileRows, typename Body>
+OCTAVO_INLINE void for_each_tile(const Cell& cell, int64_t row_bytes, const Body& body) {
+  const int rows = cell.row_end - cell.row_begin;
+  const int64_t fitting = kRowBlockBytes / row_bytes;
+  const int block = static_cast<int>(fitting < kTileRows ? kTileRows : fitting < rows ? fitting : rows);
+  const int blocks = rows ? (rows + block - 1) / block : 0;
+  for (int b = 0; b < blocks; ++b) {
+    const int begin = cell.row_begin + split_point(rows, b, blocks);
+    const int count = cell.row_begin + split_point(rows, b + 1, blocks) - begin;
+    const int tiles = (count + kTileRows - 1) / kTileRows;
+    for (int panel = cell.panel_begin; panel < cell.panel_end; ++panel) {
+      for (int t = 0; t < tiles; ++t) {
+        // Even heights, the taller ones first: mixed heights would be mispredicted branches.
+        const int row = t * (count / tiles) + (t < count % tiles ? t : count % tiles);
+        with_rows<kTileRows>(count / tiles + (t < count % tiles),
+                             [&](auto n) { body(n, begin + row, panel, t, tiles); });
+      }
+    }
+  }
+}
+
+// What a tile prefetches while it computes, `step` bytes further at each of its steps. The only row tile of a
+// panel reads memory as fast as it comes, so it looks a short way ahead; several row tiles have the time to
+// fetch the next panel between them.
+struct Ahead {
+  const char* address;
+  int64_t step;
+};
+
+OCTAVO_INLINE Ahead ahead_of(const void* panel, int64_t panel_bytes, int64_t step_bytes, int part, int parts) {
+  const int64_t distance = parts == 1 ? 8192 : panel_bytes + panel_bytes * part / parts;
+  return {static_cast<const char*>(panel) + distance, step_bytes / parts};
+}
+
+inline int num_panels(int n, Act act) {
+  return act == Act::none ? (n + kPanel - 1) / kPanel : (n / 2 + kPanel / 2 - 1) / (kPanel / 2);
+}
+
+// silu(x) = x s(x) and gelu_tanh(x) = x s(2u), u = sqrt(2/pi) (x + 0.044715 x^3), s(t) = 1 / (1 + e^-t).
+OCTAVO_INLINE f32x16 activate(Act act, f32x16 x) {
+  f32x16 t = x;
+  if (act == Act::gelu_tanh) t = broadcast(1.5957691216057308f) * fma(broadcast(0.044715f) * x * x, x, x);
+  return x / (broadcast(1.0f) + exp(zero() - t));
+}
+
+// Writes the finished sums of rows [row, row + N) and one panel. Unrolled, so that the sums stay in registers.
+template <int N>
+OCTAVO_INLINE void finish_tile(const f32x16 (&sum)[N][2], int n, int row, int panel, const Epilogue& e) {
+  if (e.act != Act::none) {
+    const int column = panel * (kPanel / 2);
+    const int count = n / 2 - column < 16 ? n / 2 - column : 16;
+#pragma GCC unroll 8
+    for (int r = 0; r < N; ++r) {
+      store_first(e.y + (row + r) * e.ldy + column, count, activate(e.act, sum[r][0]) * sum[r][1]);
+    }
+    return;
+  }
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    const int column = panel * kPanel + half * 16;
+    const int count = n - column < 0 ? 0 : n - column < 16 ? n - column : 16;
+#pragma GCC unroll 8
+    for (int r = 0; r < N; ++r) {
+      f32x16 y = sum[r][half];
+      if (e.bias) y = y + load_first(e.bias + column, count);
+      if (e.residual) y = y + load_first(e.residual + (row + r) * e.ldr + column, count);
+      store_first(e.y + (row + r) * e.ldy + column, count, y);
+    }
+  }
+}

@@ -1,0 +1,189 @@
+// Packing of weight matrices (layouts: pack.h). Runs once, at load; plain code, threads over panels.
+#include "pack.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace octavo {
+namespace {
+
+constexpr int64_t kElementsPerThread = 1 << 18;  // below this a thread costs more than it saves
+
+// A channel whose scale would be subnormal, and so imprecise, counts as zero.
+constexpr float kTinyChannel = 127 * std::numeric_limits<float>::min();
+
+int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// Which row of the source is a panel's column: of `first`, or of `second` in the upper half of a gated panel.
+template <typename T>
+struct Columns {
+  T* first;
+  T* second;  // null where not gated
+  int n, k;
+
+  int num_panels() const { return round_up(n, width()) / width(); }
+
+  // Null where the panel is padded.
+  T* row(int panel, int column) const {
+    const bool is_second = column >= width();
+    const int64_t index = int64_t{panel} * width() + (is_second ? column - width() : column);
+    return index < n ? (is_second ? second : first) + index * k : nullptr;
+  }
+
+ private:
+  int width() const { return second ? kPanel / 2 : kPanel; }
+};
+
+Columns<const float> columns_of(const Weights& w) {
+  if (w.n < 1 || w.k < 1) {
+    throw std::invalid_argument("a weight matrix of " + std::to_string(w.n) + " by " + std::to_string(w.k) +
+                                " is empty; both sizes must be at least 1");
+  }
+  return {w.rows, w.up, w.n, w.k};
+}
+
+Columns<float> unpacked_columns(float* out, int n, int k, bool is_gated) {
+  if (!is_gated) return {out, nullptr, n, k};
+  return {out, out + int64_t{n / 2} * k, n / 2, k};
+}
+
+// Calls body(panel) for every panel, in parallel. A thread that cannot be started leaves its work to the others.
+template <typename Body>
+void for_each_panel(int panels, int k, int num_threads, const Body& body) {
+  const int64_t useful = int64_t{panels} * kPanel * k / kElementsPerThread;
+  std::atomic<int> next{0};
+  auto run = [&] {
+    for (int panel = next++; panel < panels; panel = next++) body(panel);
+  };
+  std::vector<std::thread> others;
+  try {
+    for (int64_t i = 1; i < std::min<int64_t>(useful, num_threads); ++i) others.emplace_back(run);
+  } catch (const std::system_error&) {
+  }
+  run();
+  for (std::thread& other : others) other.join();
+}
+
+// max|x|, or infinity where a value is NaN or infinite. Compares bit patterns, which order as |x| does.
+float absmax(const float* x, int count) {
+  uint32_t largest = 0;
+  for (int i = 0; i < count; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, x + i, sizeof bits);
+    largest = std::max(largest, bits & 0x7fffffffu);
+  }
+  largest = std::min(largest, 0x7f800000u);
+  float result;
+  std::memcpy(&result, &largest, sizeof result);
+  return result;
+}
+
+[[noreturn]] void throw_not_finite(const Weights& w) {
+  for (const float* matrix : {w.rows, w.up}) {
+    for (int n = 0; matrix && n < w.n; ++n) {
+      if (std::isfinite(absmax(matrix + int64_t{n} * w.k, w.k))) continue;
+      const std::string which = !w.up ? "" : matrix == w.up ? " of up" : " of gate";
+      throw std::invalid_argument("weight row " + std::to_string(n) + which + " (of " + std::to_string(w.n) +
+                                  ") holds NaN or infinity; the file is damaged or was converted with overflow");
+    }
+  }
+  throw std::logic_error("every weight is finite");
+}
+
+// One column of an int8 panel: w[i] / scale + 128, four to a lane, lanes kPanel apart.
+void quantize_column(const float* w, int k, float inverse_scale, uint8_t* out) {
+  constexpr int kBatch = 256;
+  uint8_t quantized[kBatch];
+  for (int start = 0; start < k; start += kBatch) {
+    const int count = std::min(kBatch, k - start);
+    for (int i = 0; i < count; ++i) {
+      // Adding 1.5 * 2^23 rounds to nearest even and leaves the integer in the low bits.
+      const float shifted = w[start + i] * inverse_scale + 12582912.0f;
+      uint32_t bits;
+      std::memcpy(&bits, &shifted, sizeof bits);
+      quantized[i] = static_cast<uint8_t>(bits + 128);
+    }
+    std::fill(quantized + count, quantized + round_up(count, 4), uint8_t{128});
+    for (int i = 0; i < count; i += 4) std::memcpy(out + int64_t{start + i} * kPanel, quantized + i, 4);
+  }
+}
+
+}  // namespace
+
+PackedI8::PackedI8(const Weights& weights, int num_threads)
+    : n_(weights.up ? 2 * weights.n : weights.n), k_(weights.k), is_gated_(weights.up != nullptr) {
+  const Columns<const float> columns = columns_of(weights);
+  const int panels = columns.num_panels();
+  const int64_t panel_bytes = int64_t{round_up(k_, kQuantGroup)} * kPanel;
+  data_ = AlignedBuffer(static_cast<size_t>(panels * panel_bytes));
+  scale_ = AlignedBuffer(static_cast<size_t>(panels) * kPanel * sizeof(float));
+  std::atomic<bool> is_finite{true};
+  for_each_panel(panels, k_, num_threads, [&](int panel) {
+    uint8_t* data = data_.as<uint8_t>() + panel * panel_bytes;
+    std::memset(data, 128, static_cast<size_t>(panel_bytes));
+    for (int c = 0; c < kPanel; ++c) {
+      const float* row = columns.row(panel, c);
+      float largest = row ? absmax(row, k_) : 0.0f;
+      if (!std::isfinite(largest)) is_finite = false;
+      if (!std::isfinite(largest) || largest < kTinyChannel) largest = 0.0f;
+      scale_.as<float>()[panel * kPanel + c] = largest / 127.0f;
+      if (largest > 0.0f) quantize_column(row, k_, 127.0f / largest, data + 4 * c);
+    }
+  });
+  if (!is_finite) throw_not_finite(weights);
+}
+
+void PackedI8::unpack(float* out) const {
+  const Columns<float> columns = unpacked_columns(out, n_, k_, is_gated_);
+  const int64_t panel_bytes = int64_t{round_up(k_, kQuantGroup)} * kPanel;
+  for (int panel = 0; panel < columns.num_panels(); ++panel) {
+    const uint8_t* data = data_.as<uint8_t>() + panel * panel_bytes;
+    for (int c = 0; c < kPanel; ++c) {
+      float* row = columns.row(panel, c);
+      const float scale = scale_.as<float>()[panel * kPanel + c];
+      for (int i = 0; row && i < k_; ++i) {
+        row[i] = scale * static_cast<float>(data[(i / 4 * kPanel + c) * 4 + i % 4] - 128);
+      }
+    }
+  }
+}
+
+PackedF32::PackedF32(const Weights& weights, int num_threads)
+    : n_(weights.up ? 2 * weights.n : weights.n), k_(weights.k), is_gated_(weights.up != nullptr) {
+  const Columns<const float> columns = columns_of(weights);
+  const int panels = columns.num_panels();
+  const int64_t panel_floats = int64_t{k_} * kPanel;
+  data_ = AlignedBuffer(static_cast<size_t>(panels * panel_floats) * sizeof(float));
+  std::atomic<bool> is_finite{true};
+  for_each_panel(panels, k_, num_threads, [&](int panel) {
+    float* data = data_.as<float>() + panel * panel_floats;
+    for (int c = 0; c < kPanel; ++c) {
+      const float* row = columns.row(panel, c);
+      if (row && !std::isfinite(absmax(row, k_))) is_finite = false;
+      for (int i = 0; i < k_; ++i) data[int64_t{i} * kPanel + c] = row ? row[i] : 0.0f;
+    }
+  });
+  if (!is_finite) throw_not_finite(weights);
+}
+
+void PackedF32::unpack(float* out) const {
+  const Columns<float> columns = unpacked_columns(out, n_, k_, is_gated_);
+  const int64_t panel_floats = int64_t{k_} * kPanel;
+  for (int panel = 0; panel < columns.num_panels(); ++panel) {
+    const float* data = data_.as<float>() + panel * panel_floats;
+    for (int c = 0; c < kPanel; ++c) {
+      float* row = columns.row(panel, c);
+      for (int i = 0; row && i < k_; ++i) row[i] = data[int64_t{i} * kPanel + c];
+    }
+  }
+}
+
+}  // namespace octavo

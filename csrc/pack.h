@@ -1,0 +1,61 @@
+// Packing of weight matrices into the panels the kernels stream.
+//
+// A panel holds kPanel output columns for all of K, contiguous in memory, so a kernel reads its share of a
+// matrix as one sequential stream. Within a panel
+//     float32:  [K][kPanel]
+//     int8:     [K/4][kPanel][4]   four consecutive k of a column fill one 32-bit lane (a VNNI operand),
+//               K padded to kQuantGroup, stored as w + 128
+// A gated pair (gate and up, both [F, K]) interleaves them: a panel holds kPanel/2 columns of gate, then the
+// same columns of up, so that one tile has all it needs for act(gate) * up.
+// Columns and k that do not exist are packed as zero weights.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "aligned_buffer.h"
+#include "kernels.h"
+
+namespace octavo {
+
+// A row-major float32 matrix [n, k] to be packed: one, or two of the same shape where `up` is set.
+struct Weights {
+  const float* rows;
+  const float* up;  // null, or the second of a gated pair (then `rows` is gate)
+  int n, k;
+};
+
+// Symmetric int8 per output channel: scale = max|w| / 127, rounded to nearest even.
+class PackedI8 {
+ public:
+  // Throws std::invalid_argument on an empty matrix, NaN or infinity.
+  PackedI8(const Weights& weights, int num_threads);
+
+  MatrixI8 matrix() const { return {n_, k_, data_.as<uint8_t>(), scale_.as<float>()}; }
+  bool is_gated() const { return is_gated_; }
+  size_t bytes() const { return data_.bytes() + scale_.bytes(); }
+  // The values the kernels compute with, [n, k]; of a gated pair gate's rows, then up's.
+  void unpack(float* out) const;
+
+ private:
+  int n_, k_;
+  bool is_gated_;
+  AlignedBuffer data_, scale_;
+};
+
+class PackedF32 {
+ public:
+  // Throws std::invalid_argument on an empty matrix, NaN or infinity.
+  PackedF32(const Weights& weights, int num_threads);
+
+  MatrixF32 matrix() const { return {n_, k_, data_.as<float>()}; }
+  bool is_gated() const { return is_gated_; }
+  size_t bytes() const { return data_.bytes(); }
+  void unpack(float* out) const;  // as above
+
+ private:
+  int n_, k_;
+  bool is_gated_;
+  AlignedBuffer data_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,226 @@
+// The recording half of Program: every place and size is checked here, once.
+#include "program.h"
+
+#include <algorithm>
+#include <climits>
+#include <stdexcept>
+#include <string>
+
+namespace octavo {
+namespace {
+
+int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+void require(bool condition, const std::string& message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+std::string text(int64_t value) { return std::to_string(value); }
+
+}  // namespace
+
+Program::Program(std::shared_ptr<ThreadPool> pool, const Kernels* kernels, std::shared_ptr<KVCache> cache,
+                 ProgramLimits limits)
+    : pool_(std::move(pool)), kernels_(kernels), cache_(std::move(cache)), limits_(limits), vocab_(INT64_MAX) {
+  require(limits.arena_floats > 0 && limits.max_tokens > 0 && limits.max_seqs > 0 && limits.max_logit_rows > 0 &&
+              limits.max_blocks_per_seq > 0 && limits.num_groups > 0 && limits.block_size > 0,
+          "every limit of a program must be positive");
+  arena_ = AlignedBuffer(static_cast<size_t>(limits.arena_floats) * sizeof(float));
+  group_windows_.assign(static_cast<size_t>(limits.num_groups), 0);
+}
+
+// ---- places and sizes -----------------------------------------------------------------------------------------
+
+void Program::append(Run run) { (is_recording_logits_ ? logits_part_ : forward_).push_back(std::move(run)); }
+
+View Program::view(Slot slot, const char* name) const {
+  const bool is_inside = slot.offset >= 0 && slot.width > 0 && slot.stride >= slot.width &&
+                         slot.stride <= limits_.arena_floats / max_rows() &&
+                         slot.offset <= limits_.arena_floats - (max_rows() - 1) * slot.stride - slot.width;
+  require(is_inside, std::string(name) + " at float " + text(slot.offset) + ", width " + text(slot.width) + ", stride " +
+                         text(slot.stride) + " does not fit the arena of " + text(limits_.arena_floats) + " floats");
+  return {arena_.as<float>() + slot.offset, slot.stride, slot.width};
+}
+
+int64_t quant_floats(int rows, int k) {
+  const int64_t groups = round_up(k, kQuantGroup) / kQuantGroup;
+  return round_up(rows * groups * kQuantGroup / 4, 16) + 2 * round_up(rows * groups, 16);
+}
+
+QuantRows Program::quant_rows(int64_t offset, int k) const {
+  require(k > 0 && offset >= 0 && offset % 16 == 0 && offset + quant_floats(max_rows(), k) <= limits_.arena_floats,
+          "quantised rows at float " + text(offset) + " do not fit the arena of " + text(limits_.arena_floats) + " floats");
+  const int64_t groups = round_up(k, kQuantGroup) / kQuantGroup;
+  float* base = arena_.as<float>() + offset;
+  float* scale = base + round_up(max_rows() * groups * kQuantGroup / 4, 16);
+  return {reinterpret_cast<int8_t*>(base), scale, reinterpret_cast<int32_t*>(scale + round_up(max_rows() * groups, 16))};
+}
+
+KVStore Program::store(const CacheLayer& layer) const {
+  require(layer.group >= 0 && layer.group < limits_.num_groups && layer.storage >= 0 &&
+              layer.storage < cache_->num_storages(),
+          "group " + text(layer.group) + ", storage " + text(layer.storage) + " is not in a cache of " +
+              text(limits_.num_groups) + " groups and " + text(cache_->num_storages()) + " storages");
+  const int64_t element = cache_->type() == KVType::f16 ? 2 : 4;
+  require(layer.num_kv_heads > 0 && layer.head_size > 0 &&
+              2 * element * layer.num_kv_heads * layer.head_size * limits_.block_size <= cache_->block_bytes(),
+          text(layer.num_kv_heads) + " kv heads of " + text(layer.head_size) + " do not fit blocks of " +
+              text(cache_->block_bytes()) + " bytes");
+  return {cache_->storage(layer.storage), cache_->type(), cache_->block_bytes(),
+          layer.num_kv_heads, layer.head_size, limits_.block_size};
+}
+
+Epilogue Program::epilogue(Slot out, int n, bool is_gated, const VectorParameter* bias, const Slot* residual,
+                           Act act) const {
+  require(is_gated == (act != Act::none), "a gated matrix needs an activation, a plain one must not have one");
+  require(!is_gated || (!bias && !residual), "a gated product has neither bias nor residual");
+  const int width = is_gated ? n / 2 : n;
+  require(out.width == width, "a product of width " + text(width) + " cannot go to an array of width " + text(out.width));
+  require(!bias || bias->size == n, "a bias must have " + text(n) + " values");
+  require(!residual || residual->width == n, "a residual must have width " + text(n));
+  const View y = view(out, "out");
+  const View r = residual ? view(*residual, "residual") : View{};
+  return {y.data, y.ld, bias ? bias->data.as<float>() : nullptr, r.data, r.ld, act};
+}
+
+// ---- recording --------------------------------------------------------------------------------------------------
+
+void Program::embed(const TableParameter& table, Slot out) {
+  require(!is_recording_logits_, "embed() belongs to the forward part: logits have no token ids");
+  require(out.width == table.width, "embed: out must have width " + text(table.width));
+  const View to = view(out, "out");
+  vocab_ = std::min(vocab_, table.vocab);
+  const Kernels* k = kernels_;
+  if (table.is_half) {
+    append([k, data = table.data.as<uint16_t>(), width = table.width, to](const Step& s, Worker w) {
+      k->embed_f16(data, width, s.tokens, s.rows, to, w);
+    });
+  } else {
+    const View from{table.data.as<float>(), table.width, table.width};
+    append([k, from, to](const Step& s, Worker w) { k->embed_f32(from, s.tokens, s.rows, to, w); });
+  }
+}
+
+void Program::scale(Slot x, float factor, Slot out) {
+  require(x.width == out.width, "scale: both arrays must have the same width");
+  append([k = kernels_, a = view(x, "x"), factor, to = view(out, "out")](const Step& s, Worker w) {
+    k->scale(a, factor, s.rows, to, w);
+  });
+}
+
+void Program::add(Slot x, Slot y, Slot out) {
+  require(x.width == out.width && y.width == out.width, "add: all arrays must have the same width");
+  append([k = kernels_, a = view(x, "x"), b = view(y, "y"), to = view(out, "out")](const Step& s, Worker w) {
+    k->add(a, b, s.rows, to, w);
+  });
+}
+
+void Program::softcap(Slot x, float cap, Slot out) {
+  require(x.width == out.width, "softcap: both arrays must have the same width");
+  require(cap > 0, "softcap: the cap must be positive");
+  append([k = kernels_, a = view(x, "x"), cap, to = view(out, "out")](const Step& s, Worker w) {
+    k->softcap(a, cap, s.rows, to, w);
+  });
+}
+
+void Program::rms_norm(Slot x, const VectorParameter& weight, float eps, Slot out) {
+  require(x.width == weight.size && out.width == weight.size, "rms_norm: x, weight and out must have the same width");
+  append([k = kernels_, a = view(x, "x"), p = weight.data.as<float>(), eps, to = view(out, "out")](
+             const Step& s, Worker w) { k->rms_norm(a, p, eps, s.rows, to, w); });
+}
+
+void Program::head_norm(Slot x, const VectorParameter& weight, float eps) {
+  require(weight.size > 0 && x.width % weight.size == 0, "head_norm: the width must be a multiple of the weight's");
+  append([k = kernels_, a = view(x, "x"), p = weight.data.as<float>(), eps, size = weight.size](
+             const Step& s, Worker w) { k->head_norm(a, p, eps, size, s.rows, w); });
+}
+
+void Program::rope_table(const RopeParameter& rope, Slot out) {
+  require(!is_recording_logits_, "rope belongs to the forward part: logits have no positions");
+  require(out.width == 2 * rope.half, "rope_table: out must have width " + text(2 * rope.half));
+  append([k = kernels_, f = rope.frequencies.as<float>(), half = rope.half, scale = rope.scale, to = view(out, "out")](
+             const Step& s, Worker w) { k->rope_table(f, half, scale, s.positions, s.rows, to, w); });
+}
+
+void Program::rope(Slot x, Slot table, int head_size) {
+  require(head_size > 0 && head_size % 2 == 0 && table.width == head_size && x.width % head_size == 0,
+          "rope: x must hold whole heads of " + text(head_size) + " columns, as wide as the table of frequencies");
+  append([k = kernels_, a = view(x, "x"), t = view(table, "table"), head_size](const Step& s, Worker w) {
+    k->rope(a, t, head_size, s.rows, w);
+  });
+}
+
+void Program::quantize(Slot x, int64_t quant_offset) {
+  append([k = kernels_, a = view(x, "x"), q = quant_rows(quant_offset, x.width)](const Step& s, Worker w) {
+    k->quantize_rows(a, s.rows, q, w);
+  });
+}
+
+void Program::matmul_i8(const PackedI8& matrix, int64_t quant_offset, Slot out, const VectorParameter* bias,
+                        const Slot* residual, Act act) {
+  const MatrixI8 m = matrix.matrix();
+  const Epilogue e = epilogue(out, m.n, matrix.is_gated(), bias, residual, act);
+  append([k = kernels_, m, q = quant_rows(quant_offset, m.k), e](const Step& s, Worker w) {
+    k->matmul_i8(m, q, s.rows, e, w);
+  });
+}
+
+void Program::matmul_f32(const PackedF32& matrix, Slot x, Slot out, const VectorParameter* bias, const Slot* residual,
+                         Act act) {
+  const MatrixF32 m = matrix.matrix();
+  require(x.width == m.k, "a matrix of " + text(m.k) + " columns cannot multiply rows of " + text(x.width));
+  const Epilogue e = epilogue(out, m.n, matrix.is_gated(), bias, residual, act);
+  append([k = kernels_, m, a = view(x, "x"), e](const Step& s, Worker w) { k->matmul_f32(m, a, s.rows, e, w); });
+}
+
+void Program::write_kv(Slot k, Slot v, CacheLayer layer) {
+  require(!is_recording_logits_, "write_kv belongs to the forward part");
+  const int width = layer.num_kv_heads * layer.head_size;
+  require(k.width == width && v.width == width, "write_kv: k and v must have width " + text(width));
+  append([kernels = kernels_, keys = view(k, "k"), values = view(v, "v"), kv = store(layer), g = layer.group](
+             const Step& s, Worker w) { kernels->write_kv(keys, values, kv, s.batches[g], w); });
+}
+
+void Program::paged_attention(Slot q, CacheLayer layer, float scale, int window, float softcap, Slot out) {
+  require(!is_recording_logits_, "paged_attention belongs to the forward part");
+  const KVStore kv = store(layer);
+  require(layer.head_size % 8 == 0, "paged_attention: head size " + text(layer.head_size) + " is not a multiple of 8");
+  require(q.width == out.width && q.width % (kv.num_kv_heads * kv.head_size) == 0,
+          "paged_attention: q and out must have the same width, a multiple of " + text(kv.num_kv_heads * kv.head_size));
+  require(window >= 0 && softcap >= 0, "paged_attention: window and softcap must not be negative");
+  const int64_t max_len = limits_.max_blocks_per_seq * limits_.block_size;
+  require(max_len < INT_MAX / 2, "sequences of " + text(max_len) + " tokens are too long; lower max_blocks_per_seq");
+  const auto scratch_bytes =
+      static_cast<size_t>(kernels_->attention_scratch_bytes(pool_->num_threads(), kv.head_size, max_len));
+  if (scratch_bytes > scratch_.bytes()) scratch_ = AlignedBuffer(scratch_bytes);
+  int& reach = group_windows_[static_cast<size_t>(layer.group)];
+  reach = std::max(reach, window == 0 ? kUnlimited : window);
+  const Attention a{scale, window, softcap, q.width / kv.head_size};
+  append([this, kv, a, from = view(q, "q"), to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
+    const Batch& batch = s.batches[g];
+    if (kernels_->paged_attention(from, kv, batch, a, to, scratch_.as<void>(), w)) {
+      pool_->barrier();
+      kernels_->merge_attention(from, kv, batch, a, to, scratch_.as<void>(), w);
+    }
+  });
+}
+
+void Program::barrier() { append({}); }
+
+void Program::begin_logits(Slot hidden, Slot gathered) {
+  require(!is_recording_logits_, "begin_logits() was called twice");
+  require(hidden.width == gathered.width, "begin_logits: both arrays must have the same width");
+  const View from = view(hidden, "hidden");
+  is_recording_logits_ = true;
+  append([k = kernels_, from, to = view(gathered, "gathered")](const Step& s, Worker w) {
+    k->embed_f32(from, s.tokens, s.rows, to, w);
+  });
+}
+
+void Program::end(Slot logits) {
+  require(is_recording_logits_, "end() needs begin_logits() first");
+  view(logits, "logits");
+  logits_ = logits;
+}
+
+}  // namespace octavo

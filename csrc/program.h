@@ -1,0 +1,145 @@
+// A model compiled to a list of kernel calls over planned memory.
+//
+// Python records each operation once (backends/native_plan.py decides where every array lies in the arena and where
+// barriers are needed); forward() then runs the list on all workers of the pool without allocating. The list has two
+// parts: the forward pass over the step's tokens, and the logits over chosen rows of its result.
+// Recording checks every place and size, forward() and logits() check every index: no argument can make a kernel
+// touch memory outside the arena, the parameters or the cache.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "kernels.h"
+#include "kv_cache.h"
+#include "pack.h"
+#include "thread_pool.h"
+
+namespace octavo {
+
+// A float32 vector: a norm weight or a bias.
+struct VectorParameter {
+  AlignedBuffer data;
+  int size;
+};
+
+// An embedding table [vocab][width], float32 or float16.
+struct TableParameter {
+  AlignedBuffer data;
+  int64_t vocab;
+  int width;
+  bool is_half;
+};
+
+struct RopeParameter {
+  AlignedBuffer frequencies;
+  int half;  // frequencies, half a head
+  float scale;
+};
+
+// An array [rows][width] in the arena; `offset` and `stride` count floats. Rows are the part's maximum.
+struct Slot {
+  int64_t offset, stride;
+  int width;
+};
+
+// Which layer of the cache an instruction reads or writes.
+struct CacheLayer {
+  int group, storage;
+  int num_kv_heads, head_size;
+};
+
+struct ProgramLimits {
+  int64_t arena_floats;
+  int max_tokens, max_seqs, max_logit_rows;
+  int64_t max_blocks_per_seq;
+  int num_groups, block_size;
+};
+
+struct TableView {
+  const int32_t* data;  // [rows][max_blocks]
+  int64_t rows, max_blocks;
+};
+
+// The inputs of one step (StepInputs in backends/ops.py), of checked sizes and unchecked values.
+struct StepArrays {
+  int num_tokens, num_seqs;
+  const int32_t *tokens, *positions, *query_starts, *seq_lens, *table_rows;
+  std::vector<TableView> tables;  // one per group
+};
+
+// Floats of the arena that the quantised form of [rows][k] takes.
+int64_t quant_floats(int rows, int k);
+
+class Program {
+ public:
+  Program(std::shared_ptr<ThreadPool> pool, const Kernels* kernels, std::shared_ptr<KVCache> cache, ProgramLimits limits);
+
+  // ---- recording. Parameters must outlive the program. All throw std::invalid_argument.
+  void embed(const TableParameter& table, Slot out);
+  void scale(Slot x, float factor, Slot out);
+  void add(Slot x, Slot y, Slot out);
+  void softcap(Slot x, float cap, Slot out);
+  void rms_norm(Slot x, const VectorParameter& weight, float eps, Slot out);
+  void head_norm(Slot x, const VectorParameter& weight, float eps);
+  void rope_table(const RopeParameter& rope, Slot out);
+  void rope(Slot x, Slot table, int head_size);
+  void quantize(Slot x, int64_t quant_offset);
+  void matmul_i8(const PackedI8& matrix, int64_t quant_offset, Slot out, const VectorParameter* bias,
+                 const Slot* residual, Act act);
+  void matmul_f32(const PackedF32& matrix, Slot x, Slot out, const VectorParameter* bias, const Slot* residual,
+                  Act act);
+  void write_kv(Slot k, Slot v, CacheLayer layer);
+  void paged_attention(Slot q, CacheLayer layer, float scale, int window, float softcap, Slot out);
+  // What follows must not start before all workers have ended what precedes.
+  void barrier();
+  // Ends the forward part. The logits part starts by gathering the chosen rows of `hidden`.
+  void begin_logits(Slot hidden, Slot gathered);
+  void end(Slot logits);
+
+  // ---- running. Throws std::invalid_argument before anything has run.
+  void forward(const StepArrays& step);
+  // [num_rows][stride of the logits slot], valid until the next call.
+  const float* logits(const int32_t* rows, int num_rows);
+  Slot logits_slot() const { return logits_; }
+
+ private:
+  // What an instruction sees of the step it runs in.
+  struct Step {
+    int rows;                  // T, or the number of logit rows
+    const int32_t* tokens;     // [rows] token ids, or the rows to gather
+    const int32_t* positions;  // [rows]
+    const Batch* batches;      // one per group
+  };
+  using Run = std::function<void(const Step&, Worker)>;
+
+  static constexpr int kUnlimited = INT32_MAX;
+
+  void append(Run run);
+  int max_rows() const { return is_recording_logits_ ? limits_.max_logit_rows : limits_.max_tokens; }
+  View view(Slot slot, const char* name) const;
+  QuantRows quant_rows(int64_t offset, int k) const;
+  KVStore store(const CacheLayer& layer) const;
+  Epilogue epilogue(Slot out, int n, bool is_gated, const VectorParameter* bias, const Slot* residual, Act act) const;
+  void check_step(const StepArrays& step) const;
+  void check_sequence(const StepArrays& step, int seq) const;
+  void check_blocks(const StepArrays& step, int seq, size_t group, int begin, int end) const;
+  void execute(const std::vector<Run>& part, const Step& step);
+
+  std::shared_ptr<ThreadPool> pool_;
+  const Kernels* kernels_;
+  std::shared_ptr<KVCache> cache_;
+  ProgramLimits limits_;
+  AlignedBuffer arena_, scratch_;
+  std::vector<Run> forward_, logits_part_;  // an empty function is a barrier
+  bool is_recording_logits_ = false;
+  int64_t vocab_;                   // the smallest table's: tokens must be below
+  std::vector<int> group_windows_;  // the farthest look back of a group's layers, in tokens
+  Slot logits_{};
+  int num_tokens_ = 0;  // of the last forward()
+  std::mutex running_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,121 @@
+// The running half of Program: checks of a step's values, then the list of kernels on every worker.
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "program.h"
+
+namespace octavo {
+namespace {
+
+std::string text(int64_t value) { return std::to_string(value); }
+
+[[noreturn]] void fail(const std::string& message) { throw std::invalid_argument(message); }
+
+[[noreturn]] void fail(int seq, const std::string& message) { fail("sequence " + text(seq) + ": " + message); }
+
+}  // namespace
+
+void Program::check_sequence(const StepArrays& step, int seq) const {
+  const int begin = step.query_starts[seq], end = step.query_starts[seq + 1];
+  if (begin > end || end > step.num_tokens) fail(seq, "query_starts must not decrease and end at the number of tokens");
+  const int64_t len = step.seq_lens[seq], max_len = limits_.max_blocks_per_seq * limits_.block_size;
+  if (len < 0 || len > max_len) fail(seq, "length " + text(len) + " is not within [0, " + text(max_len) + "]");
+  if (begin == end) return;
+  const int first = step.positions[begin];
+  if (first < 0 || int64_t{first} + end - begin > len) {
+    fail(seq, "positions from " + text(first) + " on do not fit a sequence of " + text(len) + " tokens");
+  }
+  for (int row = begin + 1; row < end; ++row) {
+    if (step.positions[row] != first + row - begin) fail(seq, "positions must be consecutive");
+  }
+  for (size_t g = 0; g < step.tables.size(); ++g) check_blocks(step, seq, g, first, first + end - begin);
+}
+
+// The blocks of one group that the tokens at positions [begin, end) write and look back to.
+void Program::check_blocks(const StepArrays& step, int seq, size_t group, int begin, int end) const {
+  const TableView& table = step.tables[group];
+  const int64_t row = step.table_rows[seq];
+  if (row < 0 || row >= table.rows) fail(seq, "table row " + text(row) + " is not one of the table's " + text(table.rows));
+  const int64_t end_block = (end - 1) / limits_.block_size + 1;
+  if (end_block > table.max_blocks) fail(seq, "its table of " + text(table.max_blocks) + " blocks is too short");
+  const int window = group_windows_[group];
+  const int first_needed = window == kUnlimited ? 0 : std::max(0, begin - window + 1);
+  const int32_t* blocks = table.data + row * table.max_blocks;
+  for (int64_t i = first_needed / limits_.block_size; i < end_block; ++i) {
+    if (blocks[i] < 0 || blocks[i] >= cache_->num_blocks()) {
+      fail(seq, "block " + text(i) + " of its table is " + text(blocks[i]) + ", which is not one of the cache's " +
+                    text(cache_->num_blocks()) + " blocks");
+    }
+  }
+}
+
+void Program::check_step(const StepArrays& step) const {
+  if (step.num_tokens > limits_.max_tokens) {
+    fail(text(step.num_tokens) + " tokens in a step planned for " + text(limits_.max_tokens));
+  }
+  if (step.num_seqs > limits_.max_seqs) {
+    fail(text(step.num_seqs) + " sequences in a step planned for " + text(limits_.max_seqs));
+  }
+  if (static_cast<int>(step.tables.size()) != limits_.num_groups) {
+    fail(text(static_cast<int64_t>(step.tables.size())) + " block tables for " + text(limits_.num_groups) + " groups");
+  }
+  for (const TableView& table : step.tables) {
+    if (table.max_blocks > limits_.max_blocks_per_seq) {
+      fail("a block table of " + text(table.max_blocks) + " columns in a program planned for " +
+           text(limits_.max_blocks_per_seq));
+    }
+  }
+  for (int t = 0; t < step.num_tokens; ++t) {
+    if (step.tokens[t] < 0 || step.tokens[t] >= vocab_) {
+      fail("token id " + text(step.tokens[t]) + " is not within the vocabulary of " + text(vocab_));
+    }
+  }
+  if (step.query_starts[0] != 0) fail("query_starts must begin with 0, not " + text(step.query_starts[0]));
+  for (int seq = 0; seq < step.num_seqs; ++seq) check_sequence(step, seq);
+  if (step.query_starts[step.num_seqs] != step.num_tokens) {
+    fail("query_starts must end with the number of tokens, " + text(step.num_tokens));
+  }
+}
+
+void Program::execute(const std::vector<Run>& part, const Step& step) {
+  pool_->run([&](Worker w) {
+    for (const Run& run : part) {
+      if (run) {
+        run(step, w);
+      } else {
+        pool_->barrier();
+      }
+    }
+  });
+}
+
+void Program::forward(const StepArrays& step) {
+  std::lock_guard<std::mutex> lock(running_);
+  check_step(step);
+  std::vector<Batch> batches;
+  for (const TableView& table : step.tables) {
+    batches.push_back({step.num_tokens, step.num_seqs, step.positions, step.query_starts, step.seq_lens, step.table_rows,
+                       table.data, table.max_blocks});
+  }
+  num_tokens_ = step.num_tokens;
+  if (step.num_tokens == 0) return;
+  execute(forward_, {step.num_tokens, step.tokens, step.positions, batches.data()});
+}
+
+const float* Program::logits(const int32_t* rows, int num_rows) {
+  std::lock_guard<std::mutex> lock(running_);
+  if (logits_.width == 0) fail("the program has no logits part");
+  if (num_rows > limits_.max_logit_rows) {
+    fail(text(num_rows) + " logit rows in a program planned for " + text(limits_.max_logit_rows));
+  }
+  for (int i = 0; i < num_rows; ++i) {
+    if (rows[i] < 0 || rows[i] >= num_tokens_) {
+      fail("logit row " + text(rows[i]) + " is not one of the last step's " + text(num_tokens_) + " tokens");
+    }
+  }
+  if (num_rows > 0) execute(logits_part_, {num_rows, rows, nullptr, nullptr});
+  return arena_.as<float>() + logits_.offset;
+}
+
+}  // namespace octavo

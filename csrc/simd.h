@@ -1,0 +1,404 @@
+// One 16-lane vector of float and of int32 on every instruction set, so that algorithms are written once.
+//
+// A f32x16 is one 512-bit, two 256-bit or four 128-bit registers. Operations are lane by lane and rounded once,
+// so a kernel written with them gives the same bits on every instruction set that has fused multiply-add
+// ("portable" without it rounds products first; its results are self-consistent, not equal to the others').
+// This file is compiled once per instruction set, inside the namespace OCTAVO_ISA; it uses no std:: template,
+// because the linker could keep the wide-register copy of one and call it from portable code.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#ifndef OCTAVO_ISA
+#error "OCTAVO_ISA names the namespace of the instruction set; CMakeLists.txt defines it"
+#endif
+
+#define OCTAVO_INLINE inline __attribute__((always_inline))
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kWidth = 16, kRegisters = 32;
+#elif defined(__AVX2__)
+constexpr int kWidth = 8, kRegisters = 16;
+#elif defined(__aarch64__)
+constexpr int kWidth = 4, kRegisters = 32;
+#else
+constexpr int kWidth = 4, kRegisters = 16;
+#endif
+constexpr int kParts = 16 / kWidth;                  // machine registers per f32x16
+constexpr int kVectors = kRegisters / kParts;        // f32x16 values the register file holds
+
+typedef float fvec __attribute__((vector_size(4 * kWidth)));
+typedef int32_t ivec __attribute__((vector_size(4 * kWidth)));
+typedef uint32_t uvec __attribute__((vector_size(4 * kWidth)));
+
+struct f32x16 {
+  fvec v[kParts];
+};
+struct i32x16 {
+  ivec v[kParts];
+};
+
+#define OCTAVO_EACH _Pragma("GCC unroll 4") for (int i = 0; i < kParts; ++i)
+
+// ---- load, store, broadcast -------------------------------------------------------------------------------
+
+OCTAVO_INLINE f32x16 load(const float* p) {
+  f32x16 r;
+  OCTAVO_EACH std::memcpy(&r.v[i], p + i * kWidth, sizeof(fvec));
+  return r;
+}
+OCTAVO_INLINE void store(float* p, f32x16 a) {
+  OCTAVO_EACH std::memcpy(p + i * kWidth, &a.v[i], sizeof(fvec));
+}
+OCTAVO_INLINE i32x16 load(const int32_t* p) {
+  i32x16 r;
+  OCTAVO_EACH std::memcpy(&r.v[i], p + i * kWidth, sizeof(ivec));
+  return r;
+}
+OCTAVO_INLINE void store(int32_t* p, i32x16 a) {
+  OCTAVO_EACH std::memcpy(p + i * kWidth, &a.v[i], sizeof(ivec));
+}
+OCTAVO_INLINE fvec broadcast_part(float x) {
+#if defined(__AVX512F__)
+  return (fvec)_mm512_set1_ps(x);
+#elif defined(__AVX2__)
+  return (fvec)_mm256_set1_ps(x);
+#else
+  return x - fvec{};  // x - 0 is x for every x; 0 + x is not (-0)
+#endif
+}
+OCTAVO_INLINE f32x16 broadcast(float x) {
+  f32x16 r;
+  OCTAVO_EACH r.v[i] = broadcast_part(x);
+  return r;
+}
+OCTAVO_INLINE i32x16 broadcast(int32_t x) {
+  i32x16 r;
+  OCTAVO_EACH r.v[i] = x - ivec{};
+  return r;
+}
+OCTAVO_INLINE f32x16 zero() {
+  f32x16 r;
+  OCTAVO_EACH r.v[i] = fvec{};
+  return r;
+}
+
+// The first n lanes (0 <= n <= 16); the others are `fill`, and their memory is not touched.
+OCTAVO_INLINE f32x16 load_first(const float* p, int n, float fill = 0.0f) {
+#if defined(__AVX512F__)
+  f32x16 r;
+  r.v[0] = (fvec)_mm512_mask_loadu_ps(_mm512_set1_ps(fill), (__mmask16)((1u << n) - 1), p);
+  return r;
+#else
+  float lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = fill;
+  for (int i = 0; i < n; ++i) lanes[i] = p[i];
+  return load(lanes);
+#endif
+}
+OCTAVO_INLINE void store_first(float* p, int n, f32x16 a) {
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), (__m512)a.v[0]);
+#else
+  float lanes[16];
+  store(lanes, a);
+  for (int i = 0; i < n; ++i) p[i] = lanes[i];
+#endif
+}
+
+// ---- arithmetic -------------------------------------------------------------------------------------------
+
+OCTAVO_INLINE f32x16 operator+(f32x16 a, f32x16 b) {
+  OCTAVO_EACH a.v[i] += b.v[i];
+  return a;
+}
+OCTAVO_INLINE f32x16 operator-(f32x16 a, f32x16 b) {
+  OCTAVO_EACH a.v[i] -= b.v[i];
+  return a;
+}
+OCTAVO_INLINE f32x16 operator*(f32x16 a, f32x16 b) {
+  OCTAVO_EACH a.v[i] *= b.v[i];
+  return a;
+}
+OCTAVO_INLINE f32x16 operator/(f32x16 a, f32x16 b) {
+  OCTAVO_EACH a.v[i] /= b.v[i];
+  return a;
+}
+OCTAVO_INLINE i32x16 operator+(i32x16 a, i32x16 b) {
+  OCTAVO_EACH a.v[i] += b.v[i];
+  return a;
+}
+OCTAVO_INLINE i32x16 operator-(i32x16 a, i32x16 b) {
+  OCTAVO_EACH a.v[i] -= b.v[i];
+  return a;
+}
+OCTAVO_INLINE i32x16 operator*(i32x16 a, i32x16 b) {
+  OCTAVO_EACH a.v[i] *= b.v[i];
+  return a;
+}
+
+// a * b + c. The one place that decides between one rounding and two, for vectors and for scalars alike.
+OCTAVO_INLINE fvec fma_part(fvec a, fvec b, fvec c) {
+#if defined(__AVX512F__)
+  return (fvec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (fvec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__FP_FAST_FMAF)
+  for (int i = 0; i < kWidth; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return c;
+#else
+  return a * b + c;
+#endif
+}
+OCTAVO_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
+  OCTAVO_EACH c.v[i] = fma_part(a.v[i], b.v[i], c.v[i]);
+  return c;
+}
+OCTAVO_INLINE float fma(float a, float b, float c) {
+#if defined(__FMA__) || defined(__FP_FAST_FMAF)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// Where a lane of either is NaN the result is b's lane.
+OCTAVO_INLINE f32x16 max(f32x16 a, f32x16 b) {
+  OCTAVO_EACH a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
+  return a;
+}
+OCTAVO_INLINE f32x16 min(f32x16 a, f32x16 b) {
+  OCTAVO_EACH a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i];
+  return a;
+}
+OCTAVO_INLINE f32x16 abs(f32x16 a) {
+  OCTAVO_EACH a.v[i] = (fvec)((ivec)a.v[i] & 0x7fffffff);
+  return a;
+}
+
+// Lane by lane: a < b ? x : y. False where a or b is NaN.
+OCTAVO_INLINE f32x16 select_less(f32x16 a, f32x16 b, f32x16 x, f32x16 y) {
+  OCTAVO_EACH x.v[i] = a.v[i] < b.v[i] ? x.v[i] : y.v[i];
+  return x;
+}
+OCTAVO_INLINE f32x16 select_less(i32x16 a, i32x16 b, f32x16 x, f32x16 y) {
+  OCTAVO_EACH x.v[i] = a.v[i] < b.v[i] ? x.v[i] : y.v[i];
+  return x;
+}
+// 0, 1, … 15.
+OCTAVO_INLINE i32x16 iota() {
+  static const int32_t lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return load(lanes);
+}
+
+OCTAVO_INLINE f32x16 to_float(i32x16 a) {
+  f32x16 r;
+  OCTAVO_EACH r.v[i] = __builtin_convertvector(a.v[i], fvec);
+  return r;
+}
+// To the nearest integer, ties to even, for |a| < 2^22: adding 1.5 * 2^23 leaves the integer in the low bits.
+OCTAVO_INLINE i32x16 round_to_int(f32x16 a) {
+  i32x16 r;
+  OCTAVO_EACH r.v[i] = (ivec)(a.v[i] + 12582912.0f) - 0x4b400000;
+  return r;
+}
+
+// ---- across lanes -----------------------------------------------------------------------------------------
+
+// Sum of the lanes in one fixed tree: lane i with i + 8, then + 4, + 2, + 1.
+OCTAVO_INLINE float reduce_add(f32x16 a) {
+  float x[16];
+  store(x, a);
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) x[i] += x[i + half];
+  return x[0];
+}
+// Largest lane; NaN lanes may or may not count.
+OCTAVO_INLINE float reduce_max(f32x16 a) {
+  float x[16];
+  store(x, a);
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
+  return x[0];
+}
+OCTAVO_INLINE int32_t reduce_add(i32x16 a) {
+  int32_t x[16], sum = 0;
+  store(x, a);
+  for (int i = 0; i < 16; ++i) sum += x[i];
+  return sum;
+}
+
+// ---- half precision ---------------------------------------------------------------------------------------
+
+#if !defined(__F16C__) && !defined(__AVX512F__)
+// Exact. Halves are spread into the float's fields; subnormals are renormalised by a subtraction.
+OCTAVO_INLINE float half_to_float(uint16_t h) {
+  uint32_t bits = (uint32_t)(h & 0x7fff) << 13;
+  const uint32_t exponent = bits & 0x0f800000;
+  bits += 0x38000000;                                  // rebias 15 -> 127
+  if (exponent == 0x0f800000) bits += 0x38000000;      // infinity, NaN
+  float f;
+  if (exponent == 0) {                                 // zero, subnormal
+    bits += 0x00800000;
+    std::memcpy(&f, &bits, 4);
+    f -= 6.103515625e-05f;                             // 2^-14
+    std::memcpy(&bits, &f, 4);
+  }
+  bits |= (uint32_t)(h & 0x8000) << 16;
+  std::memcpy(&f, &bits, 4);
+  return f;
+}
+// To nearest, ties to even, as the hardware instruction does.
+OCTAVO_INLINE uint16_t float_to_half(float f) {
+  uint32_t bits;
+  std::memcpy(&bits, &f, 4);
+  const uint32_t sign = (bits >> 16) & 0x8000;
+  bits &= 0x7fffffff;
+  if (bits > 0x7f800000) return (uint16_t)(sign | 0x7e00);   // NaN
+  if (bits >= 0x477ff000) return (uint16_t)(sign | 0x7c00);  // rounds to infinity
+  if (bits < 0x38800000) {                                   // subnormal half: let the adder round
+    float magnitude;
+    std::memcpy(&magnitude, &bits, 4);
+    magnitude += 0.5f;
+    std::memcpy(&bits, &magnitude, 4);
+    return (uint16_t)(sign | (bits - 0x3f000000));
+  }
+  bits += 0xc8000fff + ((bits >> 13) & 1);  // rebias 127 -> 15, round half to even
+  return (uint16_t)(sign | (bits >> 13));
+}
+#endif
+
+OCTAVO_INLINE f32x16 load_half(const uint16_t* p) {
+  f32x16 r;
+#if defined(__AVX512F__)
+  r.v[0] = (fvec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__F16C__)
+  OCTAVO_EACH r.v[i] = (fvec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8 * i)));
+#else
+  float lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = half_to_float(p[i]);
+  r = load(lanes);
+#endif
+  return r;
+}
+OCTAVO_INLINE void store_half(uint16_t* p, f32x16 a) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)a.v[0], _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+  OCTAVO_EACH _mm_storeu_si128((__m128i*)(p + 8 * i), _mm256_cvtps_ph((__m256)a.v[i], _MM_FROUND_TO_NEAREST_INT));
+#else
+  float lanes[16];
+  store(lanes, a);
+  for (int i = 0; i < 16; ++i) p[i] = float_to_half(lanes[i]);
+#endif
+}
+
+// ---- integer dot product ----------------------------------------------------------------------------------
+
+// 64 unsigned bytes: four to each of 16 columns.
+struct u8x64 {
+  uvec v[kParts];
+};
+typedef int16_t svec __attribute__((vector_size(4 * kWidth)));
+
+OCTAVO_INLINE u8x64 load(const uint8_t* p) {
+  u8x64 r;
+  OCTAVO_EACH std::memcpy(&r.v[i], p + i * 4 * kWidth, sizeof(uvec));
+  return r;
+}
+
+// Products of 16-bit lanes, each of which fits 16 bits, summed in pairs to 32-bit lanes.
+OCTAVO_INLINE ivec multiply_pairs(svec a, svec b) {
+#if defined(__AVX512BW__)
+  return (ivec)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (ivec)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+  const ivec products = (ivec)(a * b);
+  return (products << 16 >> 16) + (products >> 16);
+#endif
+}
+
+// acc[c] += the dot product of column c's four bytes with the four int8 in `four`. Exact.
+OCTAVO_INLINE void dot4(i32x16& acc, const u8x64& w, int32_t four) {
+#if defined(__AVX512VNNI__)
+  const ivec a = ivec{} + four;
+  ivec sum = acc.v[0];  // a register: as assembly, because g++ 12 copies and spills the intrinsic's accumulators
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w.v[0]), "v"(a));
+  acc.v[0] = sum;
+#else
+  const svec a = (svec)(ivec{} + four);
+  const svec odd = a >> 8, even = a << 8 >> 8;
+  OCTAVO_EACH {
+    acc.v[i] += multiply_pairs((svec)(w.v[i] & 0x00ff00ff), even);
+    acc.v[i] += multiply_pairs((svec)(w.v[i] >> 8 & 0x00ff00ff), odd);
+  }
+#endif
+}
+
+// ---- functions --------------------------------------------------------------------------------------------
+
+// e^x within 2 ulp; 0 below -87.33, infinity above 88.72, NaN stays NaN.
+OCTAVO_INLINE f32x16 exp(f32x16 x) {
+  const f32x16 magic = broadcast(12582912.0f);  // 1.5 * 2^23: x / ln 2 is rounded to an integer in the low bits
+  const f32x16 z = fma(x, broadcast(1.44269504f), magic);
+  const f32x16 n = z - magic;
+  f32x16 r = fma(n, broadcast(-0.693359375f), x);  // x - n ln 2 in two parts
+  r = fma(n, broadcast(2.12194440e-4f), r);
+  f32x16 p = broadcast(1.98756921e-4f);            // minimax polynomial of e^r on [-ln 2 / 2, ln 2 / 2]
+  p = fma(p, r, broadcast(1.39819994e-3f));
+  p = fma(p, r, broadcast(8.33345205e-3f));
+  p = fma(p, r, broadcast(4.16657962e-2f));
+  p = fma(p, r, broadcast(1.66666657e-1f));
+  p = fma(p, r, broadcast(0.5f));
+  p = fma(p, r * r, r + broadcast(1.0f));
+  OCTAVO_EACH p.v[i] = (fvec)((ivec)p.v[i] + (ivec)((uvec)z.v[i] << 23));  // times 2^n
+  p = select_less(x, broadcast(88.72284f), p, x + broadcast(INFINITY));
+  return select_less(x, broadcast(-87.33654f), zero(), p);
+}
+
+// 1 / (1 + e^-x).
+OCTAVO_INLINE f32x16 sigmoid(f32x16 x) {
+  const f32x16 one = broadcast(1.0f);
+  return one / (one + exp(zero() - x));
+}
+
+// tanh(x) within 4 ulp: an odd polynomial near 0, where 1 - 2 / (e^2x + 1) would cancel.
+OCTAVO_INLINE f32x16 tanh(f32x16 x) {
+  const f32x16 one = broadcast(1.0f), magnitude = abs(x), square = x * x;
+  const f32x16 e = exp(magnitude + magnitude);
+  f32x16 big = one - broadcast(2.0f) / (e + one);
+  big = select_less(x, zero(), zero() - big, big);
+  f32x16 p = broadcast(-5.70498872745e-3f);
+  p = fma(p, square, broadcast(2.06390887954e-2f));
+  p = fma(p, square, broadcast(-5.37397155531e-2f));
+  p = fma(p, square, broadcast(1.33314422036e-1f));
+  p = fma(p, square, broadcast(-3.33332819422e-1f));
+  const f32x16 small = fma(p * square, x, x);
+  return select_less(magnitude, broadcast(0.625f), small, big);
+}
+
+// ---- memory hints and shares ------------------------------------------------------------------------------
+
+OCTAVO_INLINE void prefetch_l1(const void* p) { __builtin_prefetch(p, 0, 3); }
+OCTAVO_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
+OCTAVO_INLINE void prefetch_write(const void* p) { __builtin_prefetch(p, 1, 3); }
+
+// This worker's part [begin, end) of `count` equal units.
+struct Range {
+  int64_t begin, end;
+};
+template <class W>
+OCTAVO_INLINE Range range_of(int64_t count, const W& w) {
+  return {count * w.id / w.count, count * (w.id + 1) / w.count};
+}
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo

