@@ -85,6 +85,14 @@ KVCacheDtypeOption = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
+PrefixCaching = Annotated[
+    bool,
+    typer.Option(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        help="Keep full blocks findable, so that a prompt's known beginning is not computed again.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(

@@ -46,12 +46,18 @@ class KVAllocator(Protocol):
     @property
     def num_blocks_total(self) -> int: ...
 
-    def blocks_for(self, num_tokens: int) -> int:
-        """Most blocks that a sequence of `num_tokens` tokens holds when it shares none."""
+    def blocks_for(self, num_tokens: int, num_shared: int = 0) -> int:
+        """Most blocks that a sequence of `num_tokens` tokens holds, without those that it keeps sharing with
+        one that has its first `num_shared` tokens in common."""
         ...
 
     def blocks_missing(self, seq_id: SeqId, num_tokens: int) -> int:
         """Blocks that grow(seq_id, num_tokens) would take from the pool now. Changes nothing."""
+        ...
+
+    def chunk_end(self, start: int, end: int) -> int:
+        """Where a slice from `start` that could go on to `end` best stops: at the last block boundary where
+        layers with a recurrent state leave a checkpoint for the prefix cache, else at `end`."""
         ...
 
     def match(self, token_ids: Sequence[int], tenant: Tenant) -> Match | None:
@@ -76,9 +82,8 @@ class KVAllocator(Protocol):
         be found from now on."""
         ...
 
-    def fork(self, parent: SeqId, child: SeqId, num_tokens: int | None = None) -> None:
-        """Start `child` with the blocks of `parent`, shared: all of them, or those of the first `num_tokens`
-        tokens, a multiple of the block size."""
+    def fork(self, parent: SeqId, child: SeqId) -> None:
+        """Start `child` with every block of `parent`, shared."""
         ...
 
     def release(self, seq_id: SeqId) -> None:

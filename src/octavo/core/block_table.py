@@ -2,7 +2,8 @@
 
     position p  ─▶  logical block p // block_size, slot p % block_size  ─▶  physical block block_ids[logical]
 
-The first `num_skipped` entries of a sliding-window layer have returned to the pool and are None.
+An entry is None when no query can see the block any more, or when it was never taken: the head of a sliding
+window, all but the newest states of a Mamba layer.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class BlockTable:
     block_size: int
     block_ids: list[BlockId | None] = field(default_factory=list)
     num_tokens: int = 0  # positions written, those in skipped blocks included
-    num_skipped: int = 0  # leading entries that are None
+    num_skipped: int = 0  # leading entries that were given back: all None
     num_sent: int = 0  # leading entries the executor already knows
 
     @property
@@ -36,14 +37,10 @@ class BlockTable:
         return len(self.block_ids)
 
     @property
-    def num_held(self) -> int:
-        """Physical blocks."""
-        return len(self.block_ids) - self.num_skipped
-
-    @property
-    def held(self) -> list[BlockId]:
-        """Physical blocks in logical order."""
-        return [b for b in self.block_ids[self.num_skipped :] if b is not None]
+    def held(self) -> list[tuple[int, BlockId]]:
+        """(logical, physical) of the blocks it holds, in logical order."""
+        first = self.num_skipped
+        return [(i, b) for i, b in enumerate(self.block_ids[first:], first) if b is not None]
 
     @property
     def num_slots_empty(self) -> int:
@@ -52,7 +49,7 @@ class BlockTable:
 
     def block_at(self, logical: int) -> BlockId:
         block_id = self.block_ids[logical]
-        assert block_id is not None, f"logical block {logical} slid out of the window"
+        assert block_id is not None, f"logical block {logical} is not held"
         return block_id
 
     def locate(self, position: int) -> Slot:

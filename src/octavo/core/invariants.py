@@ -9,6 +9,7 @@ from octavo.core.block import BlockId, SeqId
 from octavo.core.block_pool import BlockPool
 from octavo.core.block_table import BlockTable
 from octavo.core.kv_manager import KVCacheManager
+from octavo.core.kv_swap import SwapSpace
 from octavo.core.prefix_index import PrefixIndex
 
 
@@ -39,8 +40,8 @@ def check(manager: KVCacheManager) -> None:
     for seq_id, tables in manager.tables.items():
         for table in tables:
             _check_table(manager, seq_id, table)
-            for logical in range(table.num_skipped, table.num_logical):
-                block_id, here = table.block_at(logical), table.num_filled(logical)
+            for logical, block_id in table.held:
+                here = table.num_filled(logical)
                 entries[block_id] += 1
                 seen = filled.setdefault(block_id, here)
                 _require(here == seen, f"block {block_id} filled {seen} and {here} in two tables")
@@ -59,9 +60,8 @@ def _check_table(manager: KVCacheManager, seq_id: SeqId, table: BlockTable) -> N
         f"sequence {seq_id}: {table.num_logical} logical blocks for {table.num_tokens} tokens",
     )
     _require(table.num_sent <= table.num_logical, f"sequence {seq_id}: sent more than it has")
-    skipped = [b is None for b in table.block_ids]
-    expected = [i < table.num_skipped for i in range(table.num_logical)]
-    _require(skipped == expected, f"sequence {seq_id}: {table.num_skipped} skipped, table {table.block_ids}")
+    skipped = table.block_ids[: table.num_skipped]
+    _require(not any(b is not None for b in skipped), f"sequence {seq_id}: skipped blocks held: {skipped}")
 
 
 def _check_counts(manager: KVCacheManager, entries: Counter[BlockId], filled: dict[BlockId, int]) -> None:
@@ -87,6 +87,21 @@ def _check_index(manager: KVCacheManager, index: PrefixIndex) -> None:
         _require(not node.is_dead, f"a dead prefix remains: {node.token_ids}")
         _require(node.num_children == children[id(node)], f"prefix {node.token_ids}: wrong child count")
         _require(node.num_holders == holders[id(node)], f"prefix {node.token_ids}: wrong holder count")
+
+
+def check_swap(manager: KVCacheManager, swap: SwapSpace) -> None:
+    """check(), and the same for the swap space; no sequence lies in both."""
+    check(manager)
+    both = manager.tables.keys() & swap.tables.keys()
+    _require(not both, f"sequences {sorted(both)} are in the cache and swapped out")
+    if swap.pool is None:
+        return
+    check_pool(swap.pool)
+    held = (b for tables in swap.tables.values() for t in tables for _, b in t.held)
+    entries = Counter(held)
+    for block in range(swap.num_blocks):
+        count, found = swap.pool.ref_count(BlockId(block)), entries[BlockId(block)]
+        _require(count == found, f"swap block {block}: reference count {count}, in {found} table entries")
 
 
 def check_idle(manager: KVCacheManager) -> None:

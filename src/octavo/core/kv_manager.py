@@ -8,7 +8,7 @@ from the same pool. Full blocks stay findable after their sequence ended, until 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from octavo.core.allocator import Growth, Match
@@ -17,6 +17,7 @@ from octavo.core.block_hash import HashFunction, hash_block
 from octavo.core.block_pool import BlockPool
 from octavo.core.block_table import BlockTable
 from octavo.core.kv_groups import KVLayout
+from octavo.core.kv_spec import KVCacheSpec, MambaSpec
 from octavo.core.prefix_index import PrefixIndex, PrefixNode, Tenant
 from octavo.core.prefix_match import find_prefix
 from octavo.core.stats import CacheStats
@@ -55,6 +56,7 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks, self._on_reuse)
         self.tables: dict[SeqId, tuple[BlockTable, ...]] = {}
         self.chains: dict[SeqId, Chain] = {}
+        self._has_states = any(isinstance(g.spec, MambaSpec) for g in layout.groups)
         self._num_slots_filled = 0
         self._num_cached = 0  # free blocks that can still be found
 
@@ -66,15 +68,26 @@ class KVCacheManager:
     def num_blocks_total(self) -> int:
         return self.pool.num_blocks
 
-    def blocks_for(self, num_tokens: int) -> int:
-        return self.layout.max_blocks(num_tokens, self.max_chunk, self.block_size)
+    def blocks_for(self, num_tokens: int, num_shared: int = 0) -> int:
+        return sum(
+            group.spec.max_blocks(num_tokens, self.max_chunk, self.block_size)
+            - group.spec.num_shareable(num_shared, self.block_size)
+            for group in self.layout.groups
+        )
 
     def blocks_missing(self, seq_id: SeqId, num_tokens: int) -> int:
         missing = 0
         logical = -(-num_tokens // self.block_size)
-        for table in self.tables[seq_id]:
-            missing += max(0, logical - table.num_logical) + self._copy_needed(table, num_tokens)
+        for group, table in zip(self.layout.groups, self.tables[seq_id], strict=True):
+            missing += group.spec.num_stored(max(0, logical - table.num_logical))
+            missing += self._copy_needed(table, num_tokens)
         return missing
+
+    def chunk_end(self, start: int, end: int) -> int:
+        if self.index is None or not self._has_states:
+            return end
+        boundary = end // self.block_size * self.block_size
+        return boundary if boundary > start else end
 
     # ── prefixes ────────────────────────────────────────────────────────────────────────────────────
 
@@ -112,10 +125,7 @@ class KVCacheManager:
             self.index.hold(child)
             self.index.drop(chain.node)
             chain.node = child
-            for g, table in enumerate(self.tables[seq_id]):
-                block_id = table.block_ids[chain.num_blocks]
-                if block_id is not None:
-                    self.index.put(child, g, block_id)
+            self._put_blocks(seq_id, child, chain.num_blocks, num_computed)
             chain.num_blocks += 1
 
     def clear_prefixes(self) -> int:
@@ -130,49 +140,29 @@ class KVCacheManager:
     # ── blocks ──────────────────────────────────────────────────────────────────────────────────────
 
     def grow(self, seq_id: SeqId, num_tokens: int) -> Growth | None:
-        self._release_skipped(seq_id)
+        self.release_skipped(seq_id)
         if self.blocks_missing(seq_id, num_tokens) > self.pool.num_free:
             return None
         writes: list[TableWrite] = []
         copies: list[CopyBlock] = []
-        logical = -(-num_tokens // self.block_size)
         for g, table in enumerate(self.tables[seq_id]):
             assert num_tokens >= table.num_tokens, f"sequence {seq_id} cannot shrink to {num_tokens}"
             if self._copy_needed(table, num_tokens):
                 copies.append(self._copy_last_block(g, table))
-            while table.num_logical < logical:
-                table.block_ids.append(self.pool.allocate())
-            first = max(table.num_sent, table.num_skipped)
-            if first < table.num_logical:
-                writes.append(TableWrite(g, first, tuple(table.block_at(i) for i in range(first, logical))))
+            self._extend(table, self.layout.groups[g].spec, num_tokens)
+            writes += _unsent(g, table)
             table.num_sent = table.num_logical
-            self._num_slots_filled += num_tokens - table.num_tokens
-            table.num_tokens = num_tokens
         return Growth(tuple(writes), tuple(copies))
 
-    def fork(self, parent: SeqId, child: SeqId, num_tokens: int | None = None) -> None:
+    def fork(self, parent: SeqId, child: SeqId) -> None:
         assert child not in self.tables, f"sequence {child} is already admitted"
-        self.tables[child] = tuple(self._forked_table(t, num_tokens) for t in self.tables[parent])
+        self.tables[child] = tuple(self._forked_table(table) for table in self.tables[parent])
         chain = self.chains[parent]
-        if num_tokens is None or num_tokens >= chain.num_blocks * self.block_size:
-            self._start_chain(child, chain.node, chain.num_blocks)
-            return
-        node, num_blocks = chain.node, chain.num_blocks
-        while node is not None and num_blocks * self.block_size > num_tokens:
-            node, num_blocks = node.parent, num_blocks - 1
-        self._start_chain(child, node, num_blocks)
+        self._start_chain(child, chain.node, chain.num_blocks)
 
     def release(self, seq_id: SeqId) -> None:
-        for table in self.tables.pop(seq_id):
-            # The tail of a chain is reused first: kept blocks join the back of the free list from the tail
-            # on, the others its front from the head on.
-            held = range(table.num_skipped, table.num_logical)
-            kept = {i for i in held if self._is_kept(table.block_at(i))}
-            for logical in sorted(held, key=lambda i: (i in kept, -i if i in kept else i)):
-                self._release_block(table, logical)
-        chain = self.chains.pop(seq_id)
-        if self.index is not None and chain.node is not None:
-            self.index.drop(chain.node)
+        self.release_tables(seq_id)
+        self.drop_chain(seq_id)
 
     def stats(self) -> CacheStats:
         return CacheStats(
@@ -185,6 +175,57 @@ class KVCacheManager:
             num_slots_filled=self._num_slots_filled,
         )
 
+    # ── parts that kv_swap.py is made of ────────────────────────────────────────────────────────────
+
+    def release_tables(self, seq_id: SeqId) -> None:
+        """Give back the blocks but keep the chain: the sequence is swapped out."""
+        for table in self.tables.pop(seq_id):
+            # The tail of a chain is reused first: kept blocks join the back of the free list from the tail
+            # on, the others its front from the head on.
+            held = table.held
+            kept = {i for i, b in held if self._is_kept(b)}
+            for logical, _ in sorted(held, key=lambda h: (h[0] in kept, -h[0] if h[0] in kept else h[0])):
+                self._release_block(table, logical)
+
+    def restore_tables(self, seq_id: SeqId, tables: tuple[BlockTable, ...]) -> None:
+        """The opposite: blocks that came back can be found again."""
+        self.tables[seq_id] = tables
+        for logical, node in enumerate(self._chain_nodes(seq_id)):
+            self._put_blocks(seq_id, node, logical, tables[0].num_tokens)
+
+    def cached_blocks(self, seq_id: SeqId) -> dict[tuple[int, int], BlockId]:
+        """(group, logical block) → a block that still holds that part of the sequence's prefix."""
+        return {
+            (group, logical): block_id
+            for logical, node in enumerate(self._chain_nodes(seq_id))
+            for group, block_id in node.blocks.items()
+        }
+
+    def acquire(self, block_id: BlockId) -> None:
+        """One more table points to a full, findable block, in use or free."""
+        if self.pool.acquire(block_id):
+            self._num_cached -= 1
+            self._num_slots_filled += self.block_size
+
+    def take(self, num_filled: int) -> BlockId:
+        """A fresh block of which `num_filled` slots will be filled."""
+        self._num_slots_filled += num_filled
+        return self.pool.allocate()
+
+    def drop_chain(self, seq_id: SeqId) -> None:
+        chain = self.chains.pop(seq_id)
+        if self.index is not None and chain.node is not None:
+            self.index.drop(chain.node)
+
+    def _chain_nodes(self, seq_id: SeqId) -> list[PrefixNode]:
+        """The prefixes of the sequence's committed blocks, shortest first."""
+        nodes: list[PrefixNode] = []
+        node = self.chains[seq_id].node
+        while node is not None and node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────
 
     def _start_chain(self, seq_id: SeqId, node: PrefixNode | None, num_blocks: int) -> None:
@@ -195,32 +236,48 @@ class KVCacheManager:
     def _matched_table(self, blocks: tuple[BlockId | None, ...]) -> BlockTable:
         table = BlockTable(self.block_size, list(blocks), len(blocks) * self.block_size)
         table.num_skipped = sum(b is None for b in blocks)
-        for block_id in table.held:
-            if self.pool.acquire(block_id):
-                self._num_cached -= 1
-                self._num_slots_filled += self.block_size
+        for _, block_id in table.held:
+            self.acquire(block_id)
         return table
 
-    def _forked_table(self, table: BlockTable, num_tokens: int | None) -> BlockTable:
-        if num_tokens is None:
-            num_tokens = table.num_tokens
-        else:
-            assert num_tokens % self.block_size == 0, f"{num_tokens} tokens are not whole blocks"
-            assert num_tokens <= table.num_tokens, f"{num_tokens} of {table.num_tokens} tokens"
-        block_ids = table.block_ids[: -(-num_tokens // self.block_size)]
-        forked = BlockTable(self.block_size, block_ids, num_tokens, min(table.num_skipped, len(block_ids)))
-        for block_id in forked.held:
+    def _forked_table(self, table: BlockTable) -> BlockTable:
+        for _, block_id in table.held:
             self.pool.share(block_id)
-        return forked
+        return BlockTable(self.block_size, list(table.block_ids), table.num_tokens, table.num_skipped)
 
-    def _release_skipped(self, seq_id: SeqId) -> None:
+    def _extend(self, table: BlockTable, spec: KVCacheSpec, num_tokens: int) -> None:
+        """Take the blocks up to `num_tokens` and count their slots as filled."""
+        first = max(0, table.num_logical - 1)  # from here on blocks change how far they are filled
+        before = self._filled_from(table, first)
+        num_new = max(0, -(-num_tokens // self.block_size) - table.num_logical)
+        num_stored = spec.num_stored(num_new)
+        table.block_ids += [None] * (num_new - num_stored)
+        table.block_ids += [self.pool.allocate() for _ in range(num_stored)]
+        table.num_tokens = num_tokens
+        self._num_slots_filled += self._filled_from(table, first) - before
+
+    def _filled_from(self, table: BlockTable, first: int) -> int:
+        ids = table.block_ids
+        return sum(table.num_filled(i) for i in range(first, len(ids)) if ids[i] is not None)
+
+    def _put_blocks(self, seq_id: SeqId, node: PrefixNode, logical: int, num_computed: int) -> None:
+        """Make the blocks of one logical index findable under the prefix that ends with them."""
+        assert self.index is not None
+        boundary = (logical + 1) * self.block_size
+        for g, table in enumerate(self.tables[seq_id]):
+            block_id = table.block_ids[logical]
+            if block_id is not None and self.layout.groups[g].spec.is_checkpoint(boundary, num_computed):
+                self.index.put(node, g, block_id)
+
+    def release_skipped(self, seq_id: SeqId) -> None:
         """Return the blocks that no query from the next one on can see."""
         for group, table in zip(self.layout.groups, self.tables[seq_id], strict=True):
-            skipped = group.spec.num_skipped(table.num_tokens, self.block_size)
-            for logical in range(table.num_skipped, min(skipped, table.num_logical)):
-                self._release_block(table, logical)
-                table.block_ids[logical] = None
-                table.num_skipped = logical + 1
+            skipped = min(group.spec.num_skipped(table.num_tokens, self.block_size), table.num_logical)
+            for logical in range(table.num_skipped, skipped):
+                if table.block_ids[logical] is not None:
+                    self._release_block(table, logical)
+                    table.block_ids[logical] = None
+            table.num_skipped = max(table.num_skipped, skipped)
 
     def _release_block(self, table: BlockTable, logical: int) -> None:
         block_id = table.block_at(logical)
@@ -258,3 +315,15 @@ class KVCacheManager:
         table.num_sent = min(table.num_sent, table.num_logical - 1)
         self._num_slots_filled += table.num_filled(table.num_logical - 1)
         return CopyBlock(group, old, new)
+
+
+def _unsent(group: int, table: BlockTable) -> Iterator[TableWrite]:
+    """What the executor does not know yet, as runs of held blocks."""
+    run: list[BlockId] = []
+    for logical in range(max(table.num_sent, table.num_skipped), table.num_logical + 1):
+        block_id = table.block_ids[logical] if logical < table.num_logical else None
+        if block_id is not None:
+            run.append(block_id)
+        elif run:
+            yield TableWrite(group, logical - len(run), tuple(run))
+            run = []

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.routing import BaseRoute
 
 from octavo import __version__
 from octavo.engine.client import AsyncEngine
@@ -30,7 +31,7 @@ def _takes(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def _routes() -> list[APIRoute]:
+def _routes() -> list[BaseRoute]:
     chat_body, completion_body = _takes(ChatBody), _takes(CompletionBody)
     return [
         APIRoute("/health", status.health, methods=_GET),

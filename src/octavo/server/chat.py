@@ -62,5 +62,5 @@ async def chat_completions(request: Request) -> Response:
         raise RequestError("The chat template made an empty prompt; send a text.", param="messages")
     prompt = Prompt(token_ids, text)
     head = Head(new_id("chatcmpl"), service.model_name(body.model))
-    generation = service.start(head.request_id, [prompt], [fit(params, prompt, info, default_tokens=None)])
+    generation = service.start(head, body, [prompt], [fit(params, prompt, info, default_tokens=None)])
     return await service.answer(request, body, generation, ChatDialect(), head)

@@ -24,12 +24,18 @@ from octavo.text.output import RequestAssembler, TextDelta, TokenTexts, Usage
 
 
 def generate_requests(
-    request_id: str, prompts: Sequence[Prompt], params: Sequence[SamplingParams]
+    request_id: str, prompts: Sequence[Prompt], params: Sequence[SamplingParams], cache_salt: str | None
 ) -> list[GenerateRequest]:
     """One engine request per prompt; `params` has one entry per prompt, all with the same n."""
     now = time.monotonic()
     return [
-        GenerateRequest(request_id if len(prompts) == 1 else f"{request_id}-{i}", prompt.token_ids, own, now)
+        GenerateRequest(
+            request_id=request_id if len(prompts) == 1 else f"{request_id}-{i}",
+            prompt_token_ids=prompt.token_ids,
+            params=own,
+            cache_salt=cache_salt,
+            arrival_s=now,
+        )
         for i, (prompt, own) in enumerate(zip(prompts, params, strict=True))
     ]
 

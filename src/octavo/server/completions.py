@@ -87,6 +87,6 @@ async def completions(request: Request) -> Response:
     prompts = await completion_prompts(body, service.tokenizer, info.vocab_size)
     fitted = [fit(params, p, info, default_tokens=DEFAULT_COMPLETION_TOKENS) for p in prompts]
     head = Head(new_id("cmpl"), service.model_name(body.model))
-    generation = service.start(head.request_id, prompts, fitted, has_output=has_output)
+    generation = service.start(head, body, prompts, fitted, has_output=has_output)
     dialect = CompletionDialect(prompts if body.echo else None, params.n)
     return await service.answer(request, body, generation, dialect, head)

@@ -1,7 +1,8 @@
 """Request bodies to native types: token ids and SamplingParams.
 
-Nothing of the HTTP dialect survives this file. Every RequestError about a value is raised here (or in
-octavo.sampling.validate, which it calls), before the engine hears of the request.
+Nothing of the HTTP dialect survives this file. A RequestError about a value is raised here (or in
+octavo.sampling.validate, which it calls), before the engine hears of the request; the engine itself refuses
+only what does not fit its block pool.
 """
 
 from __future__ import annotations
@@ -183,18 +184,12 @@ def _logit_bias(bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
 
 
 def fit(params: SamplingParams, prompt: Prompt, info: Ready, *, default_tokens: int | None) -> SamplingParams:
-    """`params` with max_tokens settled for this prompt. Raises ContextLengthError if it cannot fit.
+    """`params` with max_tokens settled for this prompt. Raises ContextLengthError if it exceeds the context.
 
-    An explicit max_tokens must fit behind the prompt; a default shrinks to what is left.
+    An explicit max_tokens must fit behind the prompt; a default shrinks to what is left. Whether the prompt
+    fits the block pool is the engine's to say: that depends on how the model's layers keep their cache.
     """
     num_prompt = len(prompt.token_ids)
-    blocks_needed = -(-num_prompt // info.block_size)
-    if blocks_needed > info.num_blocks:
-        raise ContextLengthError(
-            f"The prompt has {num_prompt} tokens and needs {blocks_needed} blocks of {info.block_size}; "
-            f"the KV cache has {info.num_blocks}. Shorten the prompt or give the server more memory.",
-            param="prompt",
-        )
     room = info.max_model_len - num_prompt
     wanted = params.max_tokens
     if room < max(wanted or 0, 1):

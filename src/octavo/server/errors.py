@@ -15,7 +15,7 @@ import msgspec
 from fastapi import FastAPI
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from octavo.errors import EngineError, OctavoError, RequestError
@@ -119,7 +119,13 @@ async def _on_error(request: Request, exc: Exception) -> Response:
     return response
 
 
+async def _on_disconnect(request: Request, exc: Exception) -> Response:
+    """The client went away in the middle of its own request; nobody reads this."""
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
 def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
     for kind in (HTTPError, OctavoError, Exception):
         app.add_exception_handler(kind, _on_error)

@@ -21,7 +21,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
-    "cache_salt": (),
     "continue_final_message": (False,),
     "documents": ([],),
     "early_stopping": (False,),
@@ -91,6 +90,7 @@ class SamplingBody(Body):
     min_tokens: int = 0
     skip_special_tokens: bool = True
     add_special_tokens: bool | None = None  # completions: True; chat: False, as templates write their own
+    cache_salt: str | None = None  # requests with different salts share no cached blocks
     stream: bool = False
     stream_options: StreamOptions | None = None
 

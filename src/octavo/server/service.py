@@ -55,7 +55,8 @@ class Service:
 
     def start(
         self,
-        request_id: str,
+        head: Head,
+        body: SamplingBody,
         prompts: list[Prompt],
         params: list[SamplingParams],
         *,
@@ -64,7 +65,7 @@ class Service:
         """Raises EngineError at once when there is no engine to take the request."""
         if not self.engine.is_alive:
             raise EngineError("The engine process is gone; restart the server.")
-        requests = generate_requests(request_id, prompts, params)
+        requests = generate_requests(head.request_id, prompts, params, body.cache_salt)
         return Generation(self.engine, self.tokenizer, requests, has_output=has_output)
 
     async def answer(

@@ -1,0 +1,233 @@
+"""The command line as a user meets it: help, errors on one line, exit codes, flags that reach their place."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import octavo
+from octavo.cli import main
+from octavo.cli.app import app
+from octavo.config import DEFAULT_MODEL, EngineConfig
+from octavo.errors import EngineError, ModelNotFoundError
+from octavo.text.output import TextDelta
+
+COMMANDS = ("serve", "generate", "chat", "models", "version")
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+class FakeLLM:
+    """Says its arguments back, one word a delta."""
+
+    made: list[tuple[str, dict[str, Any]]] = []
+
+    def __init__(self, model: str, **options: Any) -> None:
+        self.made.append((model, options))
+
+    def chat_prompt(self, messages: list[dict[str, Any]]) -> list[int]:
+        return [len(m["content"]) for m in messages]
+
+    def stream(self, prompt: Any, params: Any) -> Iterator[TextDelta]:
+        words = (
+            f"prompt={prompt} ",
+            f"max={params.max_tokens} ",
+            f"t={params.temperature} ",
+            f"stop={params.stop}",
+        )
+        for number, word in enumerate(words):
+            yield TextDelta(0, word, (number,), finish_reason="stop" if number == 3 else None)
+
+
+@pytest.fixture
+def fake_llm(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
+    FakeLLM.made.clear()
+    monkeypatch.setattr("octavo.engine.llm.LLM", FakeLLM)
+    return FakeLLM
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineConfig, Any]]:
+    calls: list[tuple[EngineConfig, Any]] = []
+    monkeypatch.setattr("octavo.server.serve.serve", lambda config, options: calls.append((config, options)))
+    monkeypatch.delenv("OCTAVO_API_KEY", raising=False)
+    return calls
+
+
+def test_every_command_is_listed_and_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 0
+    listed = capsys.readouterr().out
+    for command in COMMANDS:
+        assert command in listed
+        assert run(command, "--help") == 0
+        assert "Usage: octavo " + command in capsys.readouterr().out
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, octavo.cli.app\n"
+        "print(sorted({m.split('.')[0] for m in sys.modules} & {'numpy', 'fastapi', 'tokenizers', 'gguf'}))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_python_dash_m_is_the_same_command() -> None:
+    found = subprocess.run([sys.executable, "-m", "octavo", "version"], capture_output=True, text=True)
+    assert found.returncode == 0
+    assert found.stdout.startswith(f"octavo {octavo.__version__} (Python ")
+
+
+def test_version_has_two_spellings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("version") == 0
+    first = capsys.readouterr().out
+    assert run("--version") == 0
+    assert capsys.readouterr().out == first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("frobnicate",), ("'frobnicate'", "octavo --help")),
+        (("serve", "--port", "many"), ("'--port'", "octavo serve --help")),
+        (("serve", "--weight-dtype", "int4"), ("int4", "int8")),
+        (("serve", "--frob"), ("--frob",)),
+        (("serve", "--kv-cache-memory", "lots"), ("'lots'", "512mib")),
+        (("generate",), ("missing argument",)),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    assert run(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("octavo: error: ")
+    assert captured.err.count("\n") == 1
+    for word in words:
+        assert word in captured.err.lower()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ModelNotFoundError("x: no such\nfile"), 1), (EngineError("died"), 1), (KeyboardInterrupt(), 130)],
+)
+def test_failures_have_their_exit_code_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int
+) -> None:
+    def fail(config: Any, options: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("octavo.server.serve.serve", fail)
+    assert run("serve") == code
+    expected = "" if code == 130 else f"octavo: error: {' '.join(str(error).split())}"
+    assert capsys.readouterr().err.strip() == expected
+
+
+def test_faults_of_our_own_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(config: Any, options: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("octavo.server.serve.serve", fail)
+    with pytest.raises(ZeroDivisionError):
+        main(["serve"])
+
+
+def test_serve_without_flags_has_the_engine_s_own_defaults(served: Any) -> None:
+    assert CliRunner().invoke(app, ["serve"]).exit_code == 0
+    config, options = served[0]
+    assert config == EngineConfig()
+    assert (options.host, options.port, options.api_key) == ("127.0.0.1", 8000, None)
+    assert options.served_model_names == ()
+
+
+def test_every_serve_flag_reaches_its_place(served: Any) -> None:
+    flags = (
+        "serve model.gguf --host 0.0.0.0 --port 81 --served-model-name a --served-model-name b --api-key k "
+        "--block-size 8 --kv-cache-memory 1MiB --num-blocks-override 9 --weight-dtype float32 "
+        "--kv-cache-dtype fp16 --no-enable-prefix-caching "
+        "--max-model-len 100 --max-num-seqs 7 --max-num-batched-tokens 70 --threads 3 "
+        "--seed 5 --debug"
+    )
+    result = CliRunner().invoke(app, flags.split())
+    assert result.exit_code == 0, result.output
+    config, options = served[0]
+    assert config == EngineConfig(
+        model="model.gguf",
+        block_size=8,
+        kv_cache_memory_bytes=2**20,
+        num_blocks_override=9,
+        weight_dtype="float32",
+        kv_cache_dtype="fp16",
+        prefix_caching=False,
+        max_model_len=100,
+        max_num_seqs=7,
+        max_num_batched_tokens=70,
+        num_threads=3,
+        seed=5,
+        debug=True,
+    )
+    assert (options.host, options.port, options.api_key) == ("0.0.0.0", 81, "k")
+    assert options.served_model_names == ("a", "b")
+
+
+@pytest.mark.parametrize(("value", "expected"), [("from-env", "from-env"), ("", None)])
+def test_the_key_may_come_from_the_environment(
+    served: Any, monkeypatch: pytest.MonkeyPatch, value: str, expected: str | None
+) -> None:
+    monkeypatch.setenv("OCTAVO_API_KEY", value)
+    assert CliRunner().invoke(app, ["serve"]).exit_code == 0
+    assert served[0][1].api_key == expected
+
+
+def test_generate_streams_the_answer(capsys: pytest.CaptureFixture[str], fake_llm: Any) -> None:
+    assert run("generate", "hello", "--stats", "--max-tokens", "3", "--stop", "x") == 0
+    captured = capsys.readouterr()
+    assert captured.out == "prompt=[5] max=3 t=0.7 stop=('x',)\n"
+    assert captured.err.startswith("4 tokens, ")
+    assert fake_llm.made == [(DEFAULT_MODEL, {"weight_dtype": "int8", "num_threads": None, "seed": 0})]
+
+
+def test_generate_raw_continues_standard_input(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fake_llm: Any
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("once upon"))
+    assert run("generate", "-", "--raw", "--model", "m", "--temperature", "0", "--threads", "2") == 0
+    assert capsys.readouterr().out == "prompt=once upon max=256 t=0.0 stop=()\n"
+    assert fake_llm.made == [("m", {"weight_dtype": "int8", "num_threads": 2, "seed": 0})]
+
+
+def test_generate_refuses_an_empty_prompt(capsys: pytest.CaptureFixture[str], fake_llm: Any) -> None:
+    assert run("generate", "") == 2
+    assert "the prompt is empty" in capsys.readouterr().err
+    assert fake_llm.made == []
+
+
+def test_models_lists_the_cache(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from octavo.weights.cache import ModelCache
+
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    assert run("models") == 0
+    empty = capsys.readouterr().out
+    assert empty.startswith("No model has been downloaded yet")
+    file = tmp_path / "x.gguf"
+    file.write_bytes(b"x" * 2048)
+    ModelCache(tmp_path).add("hf:a/b", file, None)
+    assert run("models") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"{'2.0 KiB':>10}  hf:a/b", f"{'':12}{file}"]
+    assert lines[-1].endswith("llama, mistral, qwen2, qwen3")
