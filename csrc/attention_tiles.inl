@@ -45,33 +45,33 @@ struct HeadBlocks {
   int64_t block_bytes;
   int block_size, head_size;
 
-  const T* keys(int block) const {  // [D][B]
+  const T* keys(int block) const {  // [D][B], then values [B][D]
     return reinterpret_cast<const T*>(base + table[block] * block_bytes);
-  }
-  const T* values(int block) const {  // [B][D]
-    return keys(block) + int64_t{block_size} * head_size;
   }
 };
 
 // Up to 16 tokens that lie side by side in one block.
 template <class T>
 struct Chunk {
-  const T* keys;  // of the first token at d = 0; the next d is block_size further
-  int token;      // relative to the span
+  const T* keys;    // of the first token at d = 0; the next d is block_size further
+  const T* values;  // of the first token; the next token is head_size further
+  int begin, end;   // tokens of the span
 };
 
 // The chunks of tokens [begin, end) of the span that starts at position `origin`.
 template <class T>
 OCTAVO_INLINE int list_chunks(const HeadBlocks<T>& blocks, int origin, int begin, int end, Chunk<T>* chunks) {
   int count = 0;
-  int token = begin;
   int block = (origin + begin) / blocks.block_size, slot = (origin + begin) % blocks.block_size;
-  while (token < end) {
-    chunks[count++] = {blocks.keys(block) + slot, token};
+  for (int token = begin; token < end;) {
+    const T* keys = blocks.keys(block);
     const int left = blocks.block_size - slot;
-    token += left < 16 ? left : 16;
-    slot += 16;
-    if (left <= 16) {
+    const int size = left < 16 ? left : 16;
+    chunks[count++] = {keys + slot, keys + int64_t{blocks.block_size + slot} * blocks.head_size, token,
+                       token + size < end ? token + size : end};
+    token += size;
+    slot += size;
+    if (slot == blocks.block_size) {
       ++block;
       slot = 0;
     }
@@ -79,10 +79,24 @@ OCTAVO_INLINE int list_chunks(const HeadBlocks<T>& blocks, int origin, int begin
   return count;
 }
 
-// scores[m][token of chunk c + lane] = q[m] . k for M query vectors and C chunks. q is [D][M].
-// A chunk shorter than 16 tokens spoils the scores behind it, which the next chunk then writes.
-template <int M, int C, class T>
-OCTAVO_INLINE void score_chunks(const float* q, int head_size, const Chunk<T>* chunks, int64_t block_size, float* scores) {
+// Memory to ask for while something else is computed: the keys or values of one chunk, D rows of 16 elements.
+template <class T>
+struct Target {
+  const T* rows;
+  int64_t stride;
+};
+
+// Row r, for kernels that call it once per row; two rows of halves share a cache line where they are adjacent.
+template <class T>
+OCTAVO_INLINE void prefetch_row(const Target<T>& target, int64_t r) {
+  prefetch_l2(target.rows + r * target.stride);
+}
+
+// scores[m][token] = q[m] . k for M query vectors, `q_stride` apart, and C chunks. While chunk c is read, ahead[c]
+// is asked for. A chunk of fewer than 16 tokens spoils the scores behind it, which the next chunk then writes.
+template <int M, int C, bool kAhead, class T>
+OCTAVO_INLINE void score_chunks(const float* q, int q_stride, int head_size, const Chunk<T>* chunks, int64_t block_size,
+                                const Target<T>* ahead, float* scores) {
   f32x16 sum[M][C];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
@@ -95,10 +109,13 @@ OCTAVO_INLINE void score_chunks(const float* q, int head_size, const Chunk<T>* c
   for (int d = 0; d < head_size; ++d) {
     f32x16 k[C];
 #pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) k[c] = load_stored(keys[c] + d * block_size);
+    for (int c = 0; c < C; ++c) {
+      k[c] = load_stored(keys[c] + d * block_size);
+      if (kAhead) prefetch_row(ahead[c], d);
+    }
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
-      const f32x16 query = broadcast(q[d * M + m]);
+      const f32x16 query = broadcast(q[m * q_stride + d]);
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) sum[m][c] = fma(query, k[c], sum[m][c]);
     }
@@ -106,7 +123,7 @@ OCTAVO_INLINE void score_chunks(const float* q, int head_size, const Chunk<T>* c
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) store(scores + m * kScoreStride + chunks[c].token, sum[m][c]);
+    for (int c = 0; c < C; ++c) store(scores + m * kScoreStride + chunks[c].begin, sum[m][c]);
   }
 }
 
@@ -136,25 +153,30 @@ OCTAVO_INLINE void softmax_span(float* scores, int begin, int end, float scale, 
   *l = reduce_add(sum);
 }
 
-// acc[m][16 c + lane] += sum over tokens [begin, end) of p[m] * v, for M query vectors and C vectors of columns.
-// `values` columns start at `column`; reading past D at the last chunk meets the next token's row, and is ignored.
-template <int M, int C, class T>
-OCTAVO_INLINE void mix_values(const float* p, const HeadBlocks<T>& blocks, int origin, int begin, int end, int column,
-                              float* acc, int acc_stride) {
+// acc[m][16 c + lane] += sum over tokens [begin, end) of p[m] * v, for M query vectors and C vectors of columns from
+// `column` on. Reading past D at the last of them meets the next token's row, and is ignored.
+// While chunk i is read, ahead[i] is asked for.
+template <int M, int C, bool kAhead, class T>
+OCTAVO_INLINE void mix_values(const float* p, const Chunk<T>* chunks, int num_chunks, Span tokens, int head_size, int column,
+                              const Target<T>* ahead, float* acc, int acc_stride) {
   f32x16 sum[M][C];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) sum[m][c] = load(acc + m * acc_stride + column + 16 * c);
   }
-  int block = (origin + begin) / blocks.block_size, slot = (origin + begin) % blocks.block_size;
-  for (int t = begin; t < end; ++block, slot = 0) {
-    const int run_end = t + blocks.block_size - slot < end ? t + blocks.block_size - slot : end;
-    const T* v = blocks.values(block) + int64_t{slot} * blocks.head_size + column;
-    for (; t < run_end; ++t, v += blocks.head_size) {
+  for (int i = 0; i < num_chunks; ++i) {
+    const Chunk<T>& chunk = chunks[i];
+    const int begin = chunk.begin > tokens.begin ? chunk.begin : tokens.begin;
+    const int end = chunk.end < tokens.end ? chunk.end : tokens.end;
+    const T* v = chunk.values + int64_t{begin - chunk.begin} * head_size + column;
+    for (int t = begin; t < end; ++t, v += head_size) {
       f32x16 value[C];
 #pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) value[c] = load_stored(v + 16 * c);
+      for (int c = 0; c < C; ++c) {
+        value[c] = load_stored(v + 16 * c);
+        if (kAhead) prefetch_row(ahead[i], (t - chunk.begin) * (head_size / 16) + column / 16 + c);
+      }
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
         const f32x16 weight = broadcast(p[m * kScoreStride + t]);
@@ -171,15 +193,15 @@ OCTAVO_INLINE void mix_values(const float* p, const HeadBlocks<T>& blocks, int o
 }
 
 // mix_values over all columns.
-template <int M, class T>
-OCTAVO_INLINE void mix_all_columns(const float* p, const HeadBlocks<T>& blocks, int origin, int begin, int end, float* acc,
-                                   int acc_stride) {
-  if (begin >= end) return;
+template <int M, bool kAhead, class T>
+OCTAVO_INLINE void mix_all_columns(const float* p, const Chunk<T>* chunks, int num_chunks, Span tokens, int head_size,
+                                   const Target<T>* ahead, float* acc, int acc_stride) {
+  if (tokens.begin >= tokens.end) return;
   int column = 0;
-  for (; column + 16 * kTileChunks <= blocks.head_size; column += 16 * kTileChunks) {
-    mix_values<M, kTileChunks>(p, blocks, origin, begin, end, column, acc, acc_stride);
+  for (; column + 16 * kTileChunks <= head_size; column += 16 * kTileChunks) {
+    mix_values<M, kTileChunks, kAhead>(p, chunks, num_chunks, tokens, head_size, column, ahead, acc, acc_stride);
   }
-  for (; column < blocks.head_size; column += 16) {
-    mix_values<M, 1>(p, blocks, origin, begin, end, column, acc, acc_stride);
+  for (; column < head_size; column += 16) {
+    mix_values<M, 1, kAhead>(p, chunks, num_chunks, tokens, head_size, column, ahead, acc, acc_stride);
   }
 }

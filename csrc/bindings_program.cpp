@@ -3,8 +3,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
@@ -169,6 +171,22 @@ void bind_values(nb::module_& m) {
   nb::class_<CacheLayer>(m, "CacheLayer")
       .def(nb::init<int, int, int, int>(), nb::arg("group"), nb::arg("storage"), nb::arg("num_kv_heads"),
            nb::arg("head_size"));
+  nb::class_<StateLayer>(m, "StateLayer")
+      .def(nb::init<int, int, int64_t, int64_t>(), nb::arg("group"), nb::arg("storage"), nb::arg("conv_values"),
+           nb::arg("ssm_values"));
+  nb::class_<ScanParameter>(m, "Scan")
+      .def(
+          "__init__",
+          [](ScanParameter* self, const VectorParameter& decay, const VectorParameter& skip, const VectorParameter& dt_bias,
+             std::tuple<int, int, int> sizes, std::pair<float, float> dt_limits) {
+            const auto [head_size, num_groups, state_size] = sizes;
+            new (self) ScanParameter{&decay, &skip, &dt_bias, head_size, num_groups, state_size, dt_limits.first,
+                                     dt_limits.second};
+          },
+          nb::arg("decay"), nb::arg("skip"), nb::arg("dt_bias"), nb::arg("sizes"), nb::arg("dt_limits"),
+          nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>());
+  nb::class_<ScanSlots>(m, "ScanSlots")
+      .def(nb::init<Slot, Slot, Slot, Slot>(), nb::arg("x"), nb::arg("dt"), nb::arg("b"), nb::arg("c"));
   nb::class_<ProgramLimits>(m, "ProgramLimits")
       .def(nb::init<int64_t, int, int, int, int64_t, int, int>(), nb::arg("arena_floats"), nb::arg("max_tokens"),
            nb::arg("max_seqs"), nb::arg("max_logit_rows"), nb::arg("max_blocks_per_seq"), nb::arg("num_groups"),
@@ -202,6 +220,12 @@ void bind_program(nb::module_& m) {
       .def("write_kv", &Program::write_kv, nb::arg("k"), nb::arg("v"), nb::arg("layer"))
       .def("paged_attention", &Program::paged_attention, nb::arg("q"), nb::arg("layer"), nb::arg("scale"),
            nb::arg("window"), nb::arg("softcap"), nb::arg("out"))
+      .def("conv1d", &Program::conv1d, nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("layer"),
+           nb::arg("out"), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
+      .def("ssm_scan", &Program::ssm_scan, nb::arg("inputs"), nb::arg("scan"), nb::arg("layer"), nb::arg("out"),
+           nb::keep_alive<1, 3>())
+      .def("gated_rms_norm", &Program::gated_rms_norm, nb::arg("x"), nb::arg("gate"), nb::arg("weight"), nb::arg("eps"),
+           nb::arg("group_size"), nb::arg("out"), nb::keep_alive<1, 4>())
       .def("barrier", &Program::barrier)
       .def("begin_logits", &Program::begin_logits, nb::arg("hidden"), nb::arg("gathered"))
       .def("end", &Program::end, nb::arg("logits"))

@@ -17,6 +17,7 @@ namespace OCTAVO_ISA {
 #include "attention_tiles.inl"
 
 #include "paged_attention.inl"
+#include "ssm.inl"
 #include "write_kv.inl"
 
 #define OCTAVO_STRING(x) #x
@@ -27,6 +28,7 @@ const Kernels table = {
     OCTAVO_NAME(OCTAVO_ISA), quantize_rows, matmul_i8,      matmul_f32, rms_norm,  head_norm,
     rope_table,              rope,          add,            scale,      softcap,   embed_f32,
     embed_f16,               write_kv,      attention_scratch_bytes,    paged_attention, merge_attention,
+    conv1d,                  ssm_scan,      gated_rms_norm,
 };
 
 }  // namespace OCTAVO_ISA

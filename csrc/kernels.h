@@ -93,6 +93,27 @@ struct Attention {
   int num_heads;
 };
 
+// One part of a state-space layer's state in one storage array. Block b of the array starts at data + b * block_bytes;
+// the part, float32 whatever the cache's type, starts `begin` bytes further on: the last inputs [taps - 1][channels]
+// of the convolution, or the state [heads][state_size][head_size] of the scan.
+struct StateStore {
+  char* data;
+  int64_t block_bytes, begin;
+  int block_size;  // tokens
+};
+
+struct ScanHeads {
+  int num_heads, head_size, num_groups, state_size;
+  const float *decay, *skip, *dt_bias;  // [num_heads]
+  float dt_min, dt_max;
+};
+
+struct ScanInputs {
+  View x;     // [rows][num_heads * head_size]
+  View dt;    // [rows][num_heads]
+  View b, c;  // [rows][num_groups * state_size]
+};
+
 struct Kernels {
   const char* isa;
   // matmul_int8.inl, matmul_f32.inl
@@ -121,6 +142,13 @@ struct Kernels {
                           const View& out, void* scratch, Worker w);
   void (*merge_attention)(const View& q, const KVStore& kv, const Batch& b, const Attention& a,
                           const View& out, void* scratch, Worker w);
+  // ssm.inl. weight [taps][channels], bias may be null.
+  void (*conv1d)(const View& x, const float* weight, const float* bias, int taps, const StateStore& state,
+                 const Batch& b, const View& out, Worker w);
+  void (*ssm_scan)(const ScanInputs& in, const ScanHeads& p, const StateStore& state, const Batch& b, const View& out,
+                   Worker w);
+  void (*gated_rms_norm)(const View& x, const View& gate, const float* weight, float eps, int group_size, int rows,
+                         const View& y, Worker w);
 };
 
 // The table for a name ("avx512_vnni", "avx512", "avx2", "portable"), or null where the processor or the build

@@ -4,37 +4,39 @@
 //
 // Panels are [K][kPanel] (pack.h). The chain is the same in every tile, so a row's result is its own.
 
-constexpr int kTileRowsF32 = kVectors >= 32 ? 8 : kVectors >= 8 ? 3 : 1;
+constexpr int kTileRowsF32 = kRegisters >= 32 ? 8 : 6;
 
-// The sums of N rows times one panel.
+// The sums of N rows times one slice of a panel.
 template <int N>
-OCTAVO_INLINE void tile_f32(const float* panel, const float* x, int64_t ldx, int k, Ahead ahead,
-                            f32x16 (&sum)[N][2]) {
+OCTAVO_INLINE Slice<N> slice_f32(const float* slice, const float* x, int64_t ldx, int k, Ahead ahead) {
+  Slice<N> sum;
 #pragma GCC unroll 8
-  for (int r = 0; r < N; ++r) sum[r][0] = sum[r][1] = zero();
+  for (int r = 0; r < N; ++r) sum.v[r][0] = sum.v[r][1] = fvec{};
 #pragma GCC unroll 1
   for (int i = 0; i < k; ++i) {
-    prefetch_l1(ahead.address);
-    prefetch_l1(ahead.address + 64);
-    ahead.address += ahead.step;
-    const f32x16 w0 = load(panel), w1 = load(panel + 16);
-    panel += kPanel;
+    ahead.prefetch_step();
+    const fvec w0 = load_part(slice), w1 = load_part(slice + kWidth);
+    slice += kPanel;
 #pragma GCC unroll 8
     for (int r = 0; r < N; ++r) {
-      const f32x16 s = broadcast(x[r * ldx + i]);
-      sum[r][0] = fma(s, w0, sum[r][0]);
-      sum[r][1] = fma(s, w1, sum[r][1]);
+      const fvec s = broadcast_part(x[r * ldx + i]);
+      sum.v[r][0] = fma_part(s, w0, sum.v[r][0]);
+      sum.v[r][1] = fma_part(s, w1, sum.v[r][1]);
     }
   }
+  return sum;
 }
 
 inline void matmul_f32(const MatrixF32& m, const View& a, int rows, const Epilogue& e, Worker w) {
   const int64_t panel_bytes = int64_t{m.k} * kPanel * 4;
   const Cell cell = cell_of(num_panels(m.n, e.act), rows, kTileRowsF32, w);
   for_each_tile<kTileRowsF32>(cell, int64_t{m.k} * 4, [&](auto n, int row, int panel, int part, int parts) {
-    f32x16 sum[n.count][2];
     const float* data = m.data + panel * panel_bytes / 4;
-    tile_f32<n.count>(data, a.data + row * a.ld, a.ld, m.k, ahead_of(data, panel_bytes, 4 * kPanel, part, parts), sum);
+    const Ahead ahead = ahead_of(data, panel_bytes, 4 * kPanel, part, parts);
+    f32x16 sum[n.count][2];
+    for_each_slice(sum, [&](int column) {
+      return slice_f32<n.count>(data + column, a.data + row * a.ld, a.ld, m.k, ahead);
+    });
     finish_tile<n.count>(sum, m.n, row, panel, e);
   });
 }

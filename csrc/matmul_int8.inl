@@ -6,7 +6,7 @@
 // Weights are stored as w + 128 (pack.h), because the dot-product instruction wants one operand unsigned;
 // an accumulator therefore starts at -128 * sum of q, which QuantRows carries.
 
-constexpr int kTileRowsI8 = kVectors >= 32 ? 8 : kVectors >= 8 ? 2 : 1;
+constexpr int kTileRowsI8 = kRegisters >= 32 ? 8 : 4;
 
 // A group whose scale would be subnormal, and so imprecise, counts as zero.
 constexpr float kTinyGroup = 127 * 1.17549435e-38f;
@@ -49,43 +49,42 @@ inline void quantize_rows(const View& x, int rows, const QuantRows& out, Worker 
   }
 }
 
-// The group sums of N rows times one panel, scaled by the activations but not yet by the weights.
+// The sums of N rows times one slice of a panel, scaled by the activations but not yet by the weights.
 template <int N>
-OCTAVO_INLINE void tile_i8(const uint8_t* panel, const QuantRows& a, int row, int groups, Ahead ahead,
-                           f32x16 (&sum)[N][2]) {
+OCTAVO_INLINE Slice<N> slice_i8(const uint8_t* slice, const QuantRows& a, int row, int groups, Ahead ahead) {
   const int64_t stride = int64_t{groups} * kQuantGroup;
   const int8_t* q = a.q + row * stride;
   const float* scale = a.scale + int64_t{row} * groups;
   const int32_t* q_sum = a.sum + int64_t{row} * groups;
+  Slice<N> sum;
 #pragma GCC unroll 8
-  for (int r = 0; r < N; ++r) sum[r][0] = sum[r][1] = zero();
+  for (int r = 0; r < N; ++r) sum.v[r][0] = sum.v[r][1] = fvec{};
   for (int g = 0; g < groups; ++g) {
-    i32x16 acc[N][2];
+    ivec acc[N][2];
 #pragma GCC unroll 8
-    for (int r = 0; r < N; ++r) acc[r][0] = acc[r][1] = broadcast(-128 * q_sum[int64_t{r} * groups + g]);
+    for (int r = 0; r < N; ++r) acc[r][0] = acc[r][1] = broadcast_part(-128 * q_sum[int64_t{r} * groups + g]);
 #pragma GCC unroll 1
     for (int i = 0; i < kQuantGroup / 4; ++i) {
-      prefetch_l1(ahead.address);
-      prefetch_l1(ahead.address + 64);
-      ahead.address += ahead.step;
-      const u8x64 w0 = load(panel), w1 = load(panel + 64);
-      panel += 4 * kPanel;
+      ahead.prefetch_step();
+      const uvec w0 = load_part(slice), w1 = load_part(slice + 4 * kWidth);
+      slice += 4 * kPanel;
 #pragma GCC unroll 8
       for (int r = 0; r < N; ++r) {
         int32_t four;
         std::memcpy(&four, q + r * stride + 4 * i, 4);
-        dot4(acc[r][0], w0, four);
-        dot4(acc[r][1], w1, four);
+        acc[r][0] = dot4_part(acc[r][0], w0, four);
+        acc[r][1] = dot4_part(acc[r][1], w1, four);
       }
     }
     q += kQuantGroup;
 #pragma GCC unroll 8
     for (int r = 0; r < N; ++r) {
-      const f32x16 s = broadcast(scale[int64_t{r} * groups + g]);
-      sum[r][0] = fma(to_float(acc[r][0]), s, sum[r][0]);
-      sum[r][1] = fma(to_float(acc[r][1]), s, sum[r][1]);
+      const fvec s = broadcast_part(scale[int64_t{r} * groups + g]);
+      sum.v[r][0] = fma_part(to_float_part(acc[r][0]), s, sum.v[r][0]);
+      sum.v[r][1] = fma_part(to_float_part(acc[r][1]), s, sum.v[r][1]);
     }
   }
+  return sum;
 }
 
 inline void matmul_i8(const MatrixI8& m, const QuantRows& a, int rows, const Epilogue& e, Worker w) {
@@ -93,9 +92,10 @@ inline void matmul_i8(const MatrixI8& m, const QuantRows& a, int rows, const Epi
   const int64_t panel_bytes = int64_t{groups} * kQuantGroup * kPanel;
   const Cell cell = cell_of(num_panels(m.n, e.act), rows, kTileRowsI8, w);
   for_each_tile<kTileRowsI8>(cell, int64_t{groups} * kQuantGroup, [&](auto n, int row, int panel, int part, int parts) {
-    f32x16 sum[n.count][2];
     const uint8_t* data = m.data + panel * panel_bytes;
-    tile_i8<n.count>(data, a, row, groups, ahead_of(data, panel_bytes, 4 * kPanel, part, parts), sum);
+    const Ahead ahead = ahead_of(data, panel_bytes, 4 * kPanel, part, parts);
+    f32x16 sum[n.count][2];
+    for_each_slice(sum, [&](int column) { return slice_i8<n.count>(data + 4 * column, a, row, groups, ahead); });
 #pragma GCC unroll 8
     for (int r = 0; r < n.count; ++r) {
       sum[r][0] = sum[r][0] * load(m.scale + panel * kPanel);

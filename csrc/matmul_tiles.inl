@@ -1,7 +1,8 @@
 // What the two matrix kernels share: who computes which tile, and what happens to a finished tile.
 //
-// A tile is a few rows by one panel (kPanel columns, two vectors). Tiles only choose which outputs are
-// computed together; an output's own chain of operations is the same in all of them.
+// A tile is a few rows by one panel. It is computed in slices of two machine registers of columns, so that its
+// sums fill the register file of each instruction set. Tiles and slices only choose which outputs are computed
+// together; an output's own chain of operations is the same in all of them.
 
 constexpr int64_t kRowBlockBytes = 384 << 10;  // activations that stay in L2 while all panels pass over them
 
@@ -75,12 +76,38 @@ OCTAVO_INLINE void for_each_tile(const Cell& cell, int64_t row_bytes, const Body
   }
 }
 
+// Sums of N rows by two registers of columns.
+template <int N>
+struct Slice {
+  fvec v[N][2];
+};
+
+// Collects body(column), a Slice<N>, for every slice of a panel; `column` is its first.
+template <int N, typename Body>
+OCTAVO_INLINE void for_each_slice(f32x16 (&sum)[N][2], const Body& body) {
+#pragma GCC unroll 1
+  for (int slice = 0; slice < kParts; ++slice) {
+    const Slice<N> part = body(slice * 2 * kWidth);
+#pragma GCC unroll 8
+    for (int r = 0; r < N; ++r) {
+      sum[r][2 * slice / kParts].v[2 * slice % kParts] = part.v[r][0];
+      sum[r][(2 * slice + 1) / kParts].v[(2 * slice + 1) % kParts] = part.v[r][1];
+    }
+  }
+}
+
 // What a tile prefetches while it computes, `step` bytes further at each of its steps. The only row tile of a
 // panel reads memory as fast as it comes, so it looks a short way ahead; several row tiles have the time to
 // fetch the next panel between them.
 struct Ahead {
   const char* address;
   int64_t step;
+
+  OCTAVO_INLINE void prefetch_step() {
+    prefetch_l1(address);
+    prefetch_l1(address + 64);
+    address += step;
+  }
 };
 
 OCTAVO_INLINE Ahead ahead_of(const void* panel, int64_t panel_bytes, int64_t step_bytes, int part, int parts) {

@@ -69,8 +69,9 @@ OCTAVO_INLINE void rotate(float* x, const float* cos_sin, int half, int count) {
   }
 }
 
+// The first table.width columns of each head are rotated.
 static void rope(const View& x, const View& table, int head_size, int rows, Worker w) {
-  const int heads = x.width / head_size, half = head_size / 2;
+  const int heads = x.width / head_size, half = table.width / 2;
   const Range mine = range_of(int64_t{rows} * heads, w);
   for (int64_t unit = mine.begin; unit < mine.end; ++unit) {
     const int64_t row = unit / heads;

@@ -9,6 +9,7 @@
 
 constexpr int kItemVectors = 8 * kTileVectors;
 constexpr int kSpanOverhead = 32;  // cost of starting a tile on a span, in tokens
+constexpr int kAheadChunks = 12;     // how far ahead of the computation memory is asked for
 constexpr int kSmallItem = 8;      // an item below 1/kSmallItem of a worker's share is never divided
 
 // The result of a span or of several: acc [D padded to 16], m, l. `kRecordTail` floats hold m and l.
@@ -17,7 +18,7 @@ OCTAVO_INLINE int padded_head(int head_size) { return (head_size + 15) / 16 * 16
 OCTAVO_INLINE int record_floats(int head_size) { return padded_head(head_size) + kRecordTail; }
 
 OCTAVO_INLINE int64_t worker_floats(int head_size) {
-  return int64_t{kItemVectors} * padded_head(head_size)   // queries [tile][D][kTileVectors]
+  return int64_t{kItemVectors} * padded_head(head_size)   // queries
          + int64_t{kItemVectors} * record_floats(head_size)   // joined results
          + int64_t{kTileVectors} * record_floats(head_size)   // one span's results
          + int64_t{kTileVectors} * kScoreStride;
@@ -197,11 +198,22 @@ class AttentionRun {
     spans_ = (b.max_blocks * kv.block_size + kSpan - 1) / kSpan;
   }
 
-  void run(const Part& part) {
+  // Computes one part. `next` is the part that follows, or null: its first keys are asked for near the end.
+  void run(const Part& part, const Part* next) {
     const Item& item = part.item;
     load_queries(item);
+    list_span(item, part.begin_span, &spans_listed_[0]);
     for (int span = part.begin_span; span < part.end_span; ++span) {
-      run_span(item, span, [&](int vector, const float* result) {
+      SpanList& current = spans_listed_[(span - part.begin_span) % 2];
+      SpanList& following = spans_listed_[(span - part.begin_span + 1) % 2];
+      following.count = 0;
+      if (span + 1 < part.end_span) {
+        list_span(item, span + 1, &following);
+      } else if (next) {
+        list_span(next->item, next->begin_span, &following);
+      }
+      list_targets(current, following);
+      run_span(item, current, [&](int vector, const float* result) {
         float* joined = part.is_divided ? divided_record(item, part.first_owner, span, vector)
                                         : joined_ + int64_t{vector - item.begin} * record_;
         if (part.is_divided || span == first_span(item, vector)) {
@@ -238,21 +250,26 @@ class AttentionRun {
     return divided_ + ((first_owner * spans_ + span) * kItemVectors + (vector - item.begin)) * record_;
   }
 
-  // Tiles of the item's queries, each [D][vectors of the tile].
+  // The item's queries side by side: in their own rows they lie far apart, often in the same set of the cache.
   void load_queries(const Item& item) {
-    for (int begin = item.begin; begin < item.end; begin += kTileVectors) {
-      const int count = item.end - begin < kTileVectors ? item.end - begin : kTileVectors;
-      float* tile = queries_ + int64_t{begin - item.begin} * width_;
-      for (int m = 0; m < count; ++m) {
-        const float* from = q_.data + row(item, begin + m) * q_.ld + head_column(item, begin + m);
-        for (int d = 0; d < kv_.head_size; ++d) tile[d * count + m] = from[d];
+    for (int v = item.begin; v < item.end; ++v) {
+      const float* from = q_.data + row(item, v) * q_.ld + head_column(item, v);
+      float* to = queries_ + int64_t{v - item.begin} * width_;
+      for (int d = 0; d < kv_.head_size; d += 16) {
+        const int lanes = kv_.head_size - d < 16 ? kv_.head_size - d : 16;
+        store(to + d, load_lanes(from + d, lanes));
       }
     }
   }
 
-  // Computes every tile on one span and calls take(vector, result) for each vector that sees some of it.
-  template <class Take>
-  OCTAVO_INLINE void run_span(const Item& item, int span, const Take& take) {
+  // What an item sees of one span.
+  struct SpanList {
+    int origin;  // position of the span's first token
+    int count;
+    Chunk<T> chunks[kSpan];
+  };
+
+  void list_span(const Item& item, int span, SpanList* list) const {
     const int64_t head_bytes = int64_t{2} * kv_.block_size * kv_.head_size * static_cast<int>(sizeof(T));
     const HeadBlocks<T> blocks{b_.block_table + b_.table_rows[item.seq] * b_.max_blocks,
                                static_cast<const char*>(kv_.data) + item.kv_head * head_bytes, kv_.block_bytes,
@@ -260,12 +277,38 @@ class AttentionRun {
     const int origin = span * kSpan;
     const int begin = item.first_token > origin ? (item.first_token - origin) / 16 * 16 : 0;
     const int end = item.last_token + 1 - origin < kSpan ? item.last_token + 1 - origin : kSpan;
-    Chunk<T> chunks[kSpan];
-    const int num_chunks = list_chunks(blocks, origin, begin, end, chunks);
+    list->origin = origin;
+    list->count = list_chunks(blocks, origin, begin, end, list->chunks);
+  }
+
+  // What is read kAheadChunks after each of the span's keys, then each of its values: keys, values, the keys of
+  // the next span, and at the very end anything that is there.
+  void list_targets(const SpanList& current, const SpanList& following) {
+    const int n = current.count;
+    for (int i = 0; i < 2 * n; ++i) {
+      const int j = i + kAheadChunks;
+      if (j < n) {
+        targets_[i] = {current.chunks[j].keys, kv_.block_size};
+      } else if (j < 2 * n || following.count == 0) {
+        targets_[i] = {current.chunks[(j < 2 * n ? j : i) % n].values, 16};
+      } else {
+        const int k = j - 2 * n < following.count ? j - 2 * n : following.count - 1;
+        targets_[i] = {following.chunks[k].keys, kv_.block_size};
+      }
+    }
+  }
+
+  // Computes every tile on one span and calls take(vector, result) for each vector that sees some of it.
+  template <class Take>
+  OCTAVO_INLINE void run_span(const Item& item, const SpanList& list, const Take& take) {
     for (int v = item.begin; v < item.end; v += kTileVectors) {
       const int count = item.end - v < kTileVectors ? item.end - v : kTileVectors;
       with_constant<kTileVectors>(count, [&](auto m) {
-        run_tile<m.value>(item, v, origin, blocks, chunks, num_chunks);
+        if (v == item.begin) {
+          run_tile<m.value, true>(item, v, list);
+        } else {
+          run_tile<m.value, false>(item, v, list);
+        }
       });
       for (int m = 0; m < count; ++m) {
         if (visible_[m].begin < visible_[m].end) take(v + m, result_ + m * record_);
@@ -273,50 +316,63 @@ class AttentionRun {
     }
   }
 
+  // Sets visible_ for a tile. Returns the tokens that some vector sees, and those that all see.
   template <int M>
-  __attribute__((noinline)) void run_tile(const Item& item, int vector, int origin, const HeadBlocks<T>& blocks,
-                                          const Chunk<T>* chunks, int num_chunks) {
-    Span all{kSpan, 0}, common{0, kSpan};  // union and intersection of what the vectors see of the span
+  OCTAVO_INLINE void find_visible(const Item& item, int vector, int origin, Span* some, Span* all) {
+    *some = {kSpan, 0};
+    *all = {0, kSpan};
     for (int m = 0; m < M; ++m) {
       const int last = position(item, vector + m);
       const int first = first_visible(last, a_.window);
-      visible_[m] = {first > origin ? first - origin : 0, last + 1 - origin < kSpan ? last + 1 - origin : kSpan};
-      if (visible_[m].begin >= visible_[m].end) visible_[m] = {0, 0};
-      const Span& seen = visible_[m];
-      if (seen.end > 0 && seen.begin < all.begin) all.begin = seen.begin;
-      if (seen.end > all.end) all.end = seen.end;
-      if (seen.begin > common.begin) common.begin = seen.begin;
-      if (seen.end < common.end) common.end = seen.end;
+      Span& seen = visible_[m];
+      seen = {first > origin ? first - origin : 0, last + 1 - origin < kSpan ? last + 1 - origin : kSpan};
+      if (seen.begin >= seen.end) seen = {0, 0};
+      if (seen.end > 0 && seen.begin < some->begin) some->begin = seen.begin;
+      if (seen.end > some->end) some->end = seen.end;
+      if (seen.begin > all->begin) all->begin = seen.begin;
+      if (seen.end < all->end) all->end = seen.end;
     }
-    if (all.end == 0) return;
-    score(Constant<M>{}, queries_ + int64_t{vector - item.begin} * width_, chunks, num_chunks, all);
+    if (all->begin >= all->end) *all = {kSpan, kSpan};
+  }
+
+  template <int M, bool kAhead>
+  __attribute__((noinline)) void run_tile(const Item& item, int vector, const SpanList& list) {
+    Span some, all;
+    find_visible<M>(item, vector, list.origin, &some, &all);
+    if (some.end == 0) return;
+    score<M, kAhead>(queries_ + int64_t{vector - item.begin} * width_, list, some);
     for (int m = 0; m < M; ++m) {
       float* record = result_ + m * record_;
       for (int i = 0; i < width_; i += 16) store(record + i, zero());
       softmax_span(scores_ + m * kScoreStride, visible_[m].begin, visible_[m].end, a_.scale, a_.softcap, record + width_,
                    record + width_ + 1);
     }
-    if (common.begin >= common.end) common = {kSpan, kSpan};  // nothing in common: each vector by itself
+    // Tokens before and after those that all see are mixed for each vector alone, in order.
     for (int m = 0; m < M; ++m) {
-      mix_one(m, blocks, origin, visible_[m].begin, common.begin < visible_[m].end ? common.begin : visible_[m].end);
+      mix_one(m, list, {visible_[m].begin, all.begin < visible_[m].end ? all.begin : visible_[m].end});
     }
-    mix_all_columns<M>(scores_, blocks, origin, common.begin, common.end, result_, record_);
-    for (int m = 0; m < M; ++m) mix_one(m, blocks, origin, common.end, visible_[m].end);
+    mix_all_columns<M, kAhead>(scores_, list.chunks, list.count, all, kv_.head_size, targets_ + list.count, result_,
+                               record_);
+    for (int m = 0; m < M; ++m) mix_one(m, list, {all.end, visible_[m].end});
   }
 
-  void mix_one(int m, const HeadBlocks<T>& blocks, int origin, int begin, int end) {
-    mix_all_columns<1>(scores_ + m * kScoreStride, blocks, origin, begin, end, result_ + m * record_, record_);
+  void mix_one(int m, const SpanList& list, Span tokens) {
+    mix_all_columns<1, false>(scores_ + m * kScoreStride, list.chunks, list.count, tokens, kv_.head_size, targets_,
+                              result_ + m * record_, record_);
   }
 
-  template <int M>
-  OCTAVO_INLINE void score(Constant<M>, const float* queries, const Chunk<T>* chunks, int num_chunks, Span all) {
-    int c = 0;
-    while (c < num_chunks && chunks[c].token + 16 <= all.begin) ++c;
-    while (num_chunks > c && chunks[num_chunks - 1].token >= all.end) --num_chunks;
-    for (; c + kTileChunks <= num_chunks; c += kTileChunks) {
-      score_chunks<M, kTileChunks>(queries, kv_.head_size, chunks + c, kv_.block_size, scores_);
+  template <int M, bool kAhead>
+  OCTAVO_INLINE void score(const float* queries, const SpanList& list, Span some) {
+    int c = 0, count = list.count;
+    while (c < count && list.chunks[c].end <= some.begin) ++c;
+    while (count > c && list.chunks[count - 1].begin >= some.end) --count;
+    for (; c + kTileChunks <= count; c += kTileChunks) {
+      score_chunks<M, kTileChunks, kAhead>(queries, width_, kv_.head_size, list.chunks + c, kv_.block_size, targets_ + c,
+                                           scores_);
     }
-    for (; c < num_chunks; ++c) score_chunks<M, 1>(queries, kv_.head_size, chunks + c, kv_.block_size, scores_);
+    for (; c < count; ++c) {
+      score_chunks<M, 1, kAhead>(queries, width_, kv_.head_size, list.chunks + c, kv_.block_size, targets_ + c, scores_);
+    }
   }
 
   void finish(const Item& item, int vector, const float* record) {
@@ -341,13 +397,23 @@ class AttentionRun {
   float* divided_;  // [first owner][span][vector] records of divided items
   int64_t spans_;
   Span visible_[kTileVectors];
+  SpanList spans_listed_[2];
+  Target<T> targets_[2 * kSpan];
 };
 
 template <class T>
 static bool attend(const View& q, const KVStore& kv, const Batch& b, const Attention& a, const View& out, void* scratch,
                    Worker w) {
   AttentionRun<T> run(q, kv, b, a, out, scratch, w);
-  return Division(b, a, kv.num_kv_heads, w).each_part([&](const Part& part) { run.run(part); });
+  Part held;
+  bool is_holding = false;
+  const bool any_divided = Division(b, a, kv.num_kv_heads, w).each_part([&](const Part& part) {
+    if (is_holding) run.run(held, &part);
+    held = part;
+    is_holding = true;
+  });
+  if (is_holding) run.run(held, nullptr);
+  return any_divided;
 }
 
 static bool paged_attention(const View& q, const KVStore& kv, const Batch& b, const Attention& a, const View& out,

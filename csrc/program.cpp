@@ -27,6 +27,7 @@ Program::Program(std::shared_ptr<ThreadPool> pool, const Kernels* kernels, std::
           "every limit of a program must be positive");
   arena_ = AlignedBuffer(static_cast<size_t>(limits.arena_floats) * sizeof(float));
   group_windows_.assign(static_cast<size_t>(limits.num_groups), 0);
+  is_state_.assign(static_cast<size_t>(limits.num_groups), false);
 }
 
 // ---- places and sizes -----------------------------------------------------------------------------------------
@@ -56,11 +57,14 @@ QuantRows Program::quant_rows(int64_t offset, int k) const {
   return {reinterpret_cast<int8_t*>(base), scale, reinterpret_cast<int32_t*>(scale + round_up(max_rows() * groups, 16))};
 }
 
+void Program::check_place(int group, int storage) const {
+  require(group >= 0 && group < limits_.num_groups && storage >= 0 && storage < cache_->num_storages(),
+          "group " + text(group) + ", storage " + text(storage) + " is not in a cache of " + text(limits_.num_groups) +
+              " groups and " + text(cache_->num_storages()) + " storages");
+}
+
 KVStore Program::store(const CacheLayer& layer) const {
-  require(layer.group >= 0 && layer.group < limits_.num_groups && layer.storage >= 0 &&
-              layer.storage < cache_->num_storages(),
-          "group " + text(layer.group) + ", storage " + text(layer.storage) + " is not in a cache of " +
-              text(limits_.num_groups) + " groups and " + text(cache_->num_storages()) + " storages");
+  check_place(layer.group, layer.storage);
   const int64_t element = cache_->type() == KVType::f16 ? 2 : 4;
   require(layer.num_kv_heads > 0 && layer.head_size > 0 &&
               2 * element * layer.num_kv_heads * layer.head_size * limits_.block_size <= cache_->block_bytes(),
@@ -143,8 +147,8 @@ void Program::rope_table(const RopeParameter& rope, Slot out) {
 }
 
 void Program::rope(Slot x, Slot table, int head_size) {
-  require(head_size > 0 && head_size % 2 == 0 && table.width == head_size && x.width % head_size == 0,
-          "rope: x must hold whole heads of " + text(head_size) + " columns, as wide as the table of frequencies");
+  require(head_size > 0 && table.width % 2 == 0 && table.width <= head_size && x.width % head_size == 0,
+          "rope: x must hold whole heads of " + text(head_size) + " columns, at least as wide as the table of frequencies");
   append([k = kernels_, a = view(x, "x"), t = view(table, "table"), head_size](const Step& s, Worker w) {
     k->rope(a, t, head_size, s.rows, w);
   });
@@ -202,6 +206,67 @@ void Program::paged_attention(Slot q, CacheLayer layer, float scale, int window,
       pool_->barrier();
       kernels_->merge_attention(from, kv, batch, a, to, scratch_.as<void>(), w);
     }
+  });
+}
+
+// ---- recording: state-space layers --------------------------------------------------------------------------------
+
+StateStore Program::state_store(const StateLayer& layer) {
+  require(!is_recording_logits_, "a state-space layer belongs to the forward part");
+  check_place(layer.group, layer.storage);
+  const int64_t block_values = cache_->block_bytes() / 4;
+  require(layer.conv_values >= 0 && layer.ssm_values > 0 && layer.conv_values <= block_values &&
+              layer.ssm_values <= block_values - layer.conv_values && cache_->block_bytes() % 4 == 0,
+          "a state of " + text(layer.conv_values) + " + " + text(layer.ssm_values) + " floats does not fit blocks of " +
+              text(cache_->block_bytes()) + " bytes, or these are not whole floats");
+  is_state_[static_cast<size_t>(layer.group)] = true;
+  return {cache_->storage(layer.storage), cache_->block_bytes(), 0, limits_.block_size};
+}
+
+void Program::conv1d(Slot x, const VectorParameter& weight, const VectorParameter* bias, StateLayer layer, Slot out) {
+  require(x.width > 0 && weight.size > 0 && weight.size % x.width == 0 && out.width == x.width,
+          "conv1d: out must be as wide as x, and the weight a multiple of it");
+  require(!bias || bias->size == x.width, "conv1d: a bias must have " + text(x.width) + " values");
+  const int taps = weight.size / x.width;
+  require(layer.conv_values == (taps - 1) * int64_t{x.width},
+          "conv1d: " + text(taps) + " taps of " + text(x.width) + " channels do not keep " + text(layer.conv_values) +
+              " floats");
+  const float* offsets = bias ? bias->data.as<float>() : nullptr;
+  append([k = kernels_, from = view(x, "x"), p = weight.data.as<float>(), offsets, taps, state = state_store(layer),
+          to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
+    k->conv1d(from, p, offsets, taps, state, s.batches[g], to, w);
+  });
+}
+
+void Program::ssm_scan(const ScanSlots& in, const ScanParameter& scan, StateLayer layer, Slot out) {
+  const int heads = scan.decay->size;
+  require(heads > 0 && scan.skip->size == heads && scan.dt_bias->size == heads && in.dt.width == heads,
+          "ssm_scan: dt and the vectors of a scan must have one value per head");
+  require(scan.head_size > 0 && in.x.width == int64_t{heads} * scan.head_size && out.width == in.x.width,
+          "ssm_scan: x and out must hold " + text(heads) + " heads of " + text(scan.head_size) + " columns");
+  require(scan.num_groups > 0 && heads % scan.num_groups == 0 && scan.state_size > 0 &&
+              in.b.width == int64_t{scan.num_groups} * scan.state_size && in.c.width == in.b.width,
+          "ssm_scan: b and c must hold equal groups of heads with " + text(scan.state_size) + " columns each");
+  require(layer.ssm_values == int64_t{in.x.width} * scan.state_size,
+          "ssm_scan: the state of " + text(in.x.width) + " columns is not " + text(layer.ssm_values) + " floats");
+  require(scan.dt_min >= 0 && scan.dt_min <= scan.dt_max, "ssm_scan: 0 <= dt_min <= dt_max must hold");
+  const ScanHeads p{heads, scan.head_size, scan.num_groups, scan.state_size, scan.decay->data.as<float>(),
+                    scan.skip->data.as<float>(), scan.dt_bias->data.as<float>(), scan.dt_min, scan.dt_max};
+  const ScanInputs inputs{view(in.x, "x"), view(in.dt, "dt"), view(in.b, "b"), view(in.c, "c")};
+  StateStore state = state_store(layer);
+  state.begin = layer.conv_values * 4;
+  append([k = kernels_, inputs, p, state, to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
+    k->ssm_scan(inputs, p, state, s.batches[g], to, w);
+  });
+}
+
+void Program::gated_rms_norm(Slot x, Slot gate, const VectorParameter& weight, float eps, int group_size, Slot out) {
+  require(x.width == weight.size && gate.width == weight.size && out.width == weight.size,
+          "gated_rms_norm: x, gate, weight and out must have the same width");
+  require(group_size > 0 && x.width % group_size == 0, "gated_rms_norm: the width must be a multiple of the group's");
+  append([k = kernels_, a = view(x, "x"), b = view(gate, "gate"), p = weight.data.as<float>(), eps, group_size,
+          to = view(out, "out")](const Step& s, Worker w) {
+    k->gated_rms_norm(a, b, p, eps, group_size, s.rows, to, w);
   });
 }
 

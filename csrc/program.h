@@ -51,6 +51,23 @@ struct CacheLayer {
   int num_kv_heads, head_size;
 };
 
+// The same of a state-space layer: floats of the convolution's and the scan's part of its state.
+struct StateLayer {
+  int group, storage;
+  int64_t conv_values, ssm_values;
+};
+
+// The parameters of a scan. The vectors must outlive it.
+struct ScanParameter {
+  const VectorParameter *decay, *skip, *dt_bias;
+  int head_size, num_groups, state_size;
+  float dt_min, dt_max;
+};
+
+struct ScanSlots {
+  Slot x, dt, b, c;
+};
+
 struct ProgramLimits {
   int64_t arena_floats;
   int max_tokens, max_seqs, max_logit_rows;
@@ -93,6 +110,9 @@ class Program {
                   Act act);
   void write_kv(Slot k, Slot v, CacheLayer layer);
   void paged_attention(Slot q, CacheLayer layer, float scale, int window, float softcap, Slot out);
+  void conv1d(Slot x, const VectorParameter& weight, const VectorParameter* bias, StateLayer layer, Slot out);
+  void ssm_scan(const ScanSlots& in, const ScanParameter& scan, StateLayer layer, Slot out);
+  void gated_rms_norm(Slot x, Slot gate, const VectorParameter& weight, float eps, int group_size, Slot out);
   // What follows must not start before all workers have ended what precedes.
   void barrier();
   // Ends the forward part. The logits part starts by gathering the chosen rows of `hidden`.
@@ -121,11 +141,14 @@ class Program {
   int max_rows() const { return is_recording_logits_ ? limits_.max_logit_rows : limits_.max_tokens; }
   View view(Slot slot, const char* name) const;
   QuantRows quant_rows(int64_t offset, int k) const;
+  void check_place(int group, int storage) const;
   KVStore store(const CacheLayer& layer) const;
+  StateStore state_store(const StateLayer& layer);
   Epilogue epilogue(Slot out, int n, bool is_gated, const VectorParameter* bias, const Slot* residual, Act act) const;
   void check_step(const StepArrays& step) const;
   void check_sequence(const StepArrays& step, int seq) const;
   void check_blocks(const StepArrays& step, int seq, size_t group, int begin, int end) const;
+  void check_block(const int32_t* blocks, int64_t index, int seq) const;
   void execute(const std::vector<Run>& part, const Step& step);
 
   std::shared_ptr<ThreadPool> pool_;
@@ -137,6 +160,7 @@ class Program {
   bool is_recording_logits_ = false;
   int64_t vocab_;                   // the smallest table's: tokens must be below
   std::vector<int> group_windows_;  // the farthest look back of a group's layers, in tokens
+  std::vector<bool> is_state_;      // whether a group's blocks hold states
   Slot logits_{};
   int num_tokens_ = 0;  // of the last forward()
   std::mutex running_;

@@ -39,15 +39,21 @@ void Program::check_blocks(const StepArrays& step, int seq, size_t group, int be
   if (row < 0 || row >= table.rows) fail(seq, "table row " + text(row) + " is not one of the table's " + text(table.rows));
   const int64_t end_block = (end - 1) / limits_.block_size + 1;
   if (end_block > table.max_blocks) fail(seq, "its table of " + text(table.max_blocks) + " blocks is too short");
+  const int32_t* blocks = table.data + row * table.max_blocks;
+  if (is_state_[group]) {  // the block it reads and the one it writes; those between need not exist
+    if (begin > 0) check_block(blocks, (begin - 1) / limits_.block_size, seq);
+    check_block(blocks, end_block - 1, seq);
+    return;
+  }
   const int window = group_windows_[group];
   const int first_needed = window == kUnlimited ? 0 : std::max(0, begin - window + 1);
-  const int32_t* blocks = table.data + row * table.max_blocks;
-  for (int64_t i = first_needed / limits_.block_size; i < end_block; ++i) {
-    if (blocks[i] < 0 || blocks[i] >= cache_->num_blocks()) {
-      fail(seq, "block " + text(i) + " of its table is " + text(blocks[i]) + ", which is not one of the cache's " +
-                    text(cache_->num_blocks()) + " blocks");
-    }
-  }
+  for (int64_t i = first_needed / limits_.block_size; i < end_block; ++i) check_block(blocks, i, seq);
+}
+
+void Program::check_block(const int32_t* blocks, int64_t index, int seq) const {
+  if (blocks[index] >= 0 && blocks[index] < cache_->num_blocks()) return;
+  fail(seq, "block " + text(index) + " of its table is " + text(blocks[index]) + ", which is not one of the cache's " +
+                text(cache_->num_blocks()) + " blocks");
 }
 
 void Program::check_step(const StepArrays& step) const {

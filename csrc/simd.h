@@ -212,21 +212,36 @@ OCTAVO_INLINE i32x16 round_to_int(f32x16 a) {
 
 // ---- across lanes -----------------------------------------------------------------------------------------
 
+typedef float fvec4 __attribute__((vector_size(16)));
+typedef float fvec8 __attribute__((vector_size(32)));
+
+// Lane i of four: op over lanes i, i + 8, then i + 4, i + 12 joined to it.
+template <class Op>
+OCTAVO_INLINE fvec4 fold_to_four(f32x16 a, const Op& op) {
+#if defined(__AVX512F__) || defined(__AVX2__)
+#if defined(__AVX512F__)
+  const fvec8 low = __builtin_shufflevector(a.v[0], a.v[0], 0, 1, 2, 3, 4, 5, 6, 7);
+  const fvec8 high = __builtin_shufflevector(a.v[0], a.v[0], 8, 9, 10, 11, 12, 13, 14, 15);
+  const fvec8 b = op(low, high);
+#else
+  const fvec8 b = op(a.v[0], a.v[1]);
+#endif
+  return op(__builtin_shufflevector(b, b, 0, 1, 2, 3), __builtin_shufflevector(b, b, 4, 5, 6, 7));
+#else
+  return op(op(a.v[0], a.v[2]), op(a.v[1], a.v[3]));
+#endif
+}
+
 // Sum of the lanes in one fixed tree: lane i with i + 8, then + 4, + 2, + 1.
 OCTAVO_INLINE float reduce_add(f32x16 a) {
-  float x[16];
-  store(x, a);
-  for (int half = 8; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) x[i] += x[i + half];
-  return x[0];
+  const fvec4 b = fold_to_four(a, [](auto x, auto y) __attribute__((always_inline)) { return x + y; });
+  return (b[0] + b[2]) + (b[1] + b[3]);
 }
 // Largest lane; NaN lanes may or may not count.
 OCTAVO_INLINE float reduce_max(f32x16 a) {
-  float x[16];
-  store(x, a);
-  for (int half = 8; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
-  return x[0];
+  const fvec4 b = fold_to_four(a, [](auto x, auto y) __attribute__((always_inline)) { return x > y ? x : y; });
+  const float even = b[0] > b[2] ? b[0] : b[2], odd = b[1] > b[3] ? b[1] : b[3];
+  return even > odd ? even : odd;
 }
 OCTAVO_INLINE int32_t reduce_add(i32x16 a) {
   int32_t x[16], sum = 0;
@@ -300,19 +315,22 @@ OCTAVO_INLINE void store_half(uint16_t* p, f32x16 a) {
 #endif
 }
 
-// ---- integer dot product ----------------------------------------------------------------------------------
+// ---- one machine register, for tiles that fill the register file exactly ----------------------------------
 
-// 64 unsigned bytes: four to each of 16 columns.
-struct u8x64 {
-  uvec v[kParts];
-};
-typedef int16_t svec __attribute__((vector_size(4 * kWidth)));
-
-OCTAVO_INLINE u8x64 load(const uint8_t* p) {
-  u8x64 r;
-  OCTAVO_EACH std::memcpy(&r.v[i], p + i * 4 * kWidth, sizeof(uvec));
+OCTAVO_INLINE fvec load_part(const float* p) {
+  fvec r;
+  std::memcpy(&r, p, sizeof r);
   return r;
 }
+OCTAVO_INLINE uvec load_part(const uint8_t* p) {
+  uvec r;
+  std::memcpy(&r, p, sizeof r);
+  return r;
+}
+OCTAVO_INLINE ivec broadcast_part(int32_t x) { return ivec{} + x; }
+OCTAVO_INLINE fvec to_float_part(ivec a) { return __builtin_convertvector(a, fvec); }
+
+typedef int16_t svec __attribute__((vector_size(4 * kWidth)));
 
 // Products of 16-bit lanes, each of which fits 16 bits, summed in pairs to 32-bit lanes.
 OCTAVO_INLINE ivec multiply_pairs(svec a, svec b) {
@@ -326,20 +344,16 @@ OCTAVO_INLINE ivec multiply_pairs(svec a, svec b) {
 #endif
 }
 
-// acc[c] += the dot product of column c's four bytes with the four int8 in `four`. Exact.
-OCTAVO_INLINE void dot4(i32x16& acc, const u8x64& w, int32_t four) {
+// sum + in each lane the dot product of its four unsigned bytes of w with the four int8 in `four`. Exact.
+OCTAVO_INLINE ivec dot4_part(ivec sum, uvec w, int32_t four) {
+  const ivec a = broadcast_part(four);
 #if defined(__AVX512VNNI__)
-  const ivec a = ivec{} + four;
-  ivec sum = acc.v[0];  // a register: as assembly, because g++ 12 copies and spills the intrinsic's accumulators
-  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w.v[0]), "v"(a));
-  acc.v[0] = sum;
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(a));  // g++ 12 copies and spills the intrinsic's accumulators
+  return sum;
 #else
-  const svec a = (svec)(ivec{} + four);
-  const svec odd = a >> 8, even = a << 8 >> 8;
-  OCTAVO_EACH {
-    acc.v[i] += multiply_pairs((svec)(w.v[i] & 0x00ff00ff), even);
-    acc.v[i] += multiply_pairs((svec)(w.v[i] >> 8 & 0x00ff00ff), odd);
-  }
+  const svec odd = (svec)a >> 8, even = (svec)a << 8 >> 8;
+  sum += multiply_pairs((svec)(w & 0x00ff00ff), even);
+  return sum + multiply_pairs((svec)(w >> 8 & 0x00ff00ff), odd);
 #endif
 }
 

@@ -16,7 +16,7 @@ SRC = Path(__file__).resolve().parent.parent / "src" / "octavo"
 ALLOWED = {
     "core": set(),
     "sched": {"core"},
-    "backends": {"core"},
+    "backends": {"core", "_native"},
     "models": {"core", "backends"},
     "sampling": {"core"},
     "text": {"core", "sampling", "engine.messages"},

@@ -26,4 +26,7 @@ class EngineConfig:
     backend: Literal["native", "numpy"] = "native"
     num_threads: int | None = None  # None: the cores this process may use
     seed: int = 0  # of the stream that requests without a seed draw theirs from
+    preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
+    swap_space_bytes: int = 0  # 0: none, preempted requests are recomputed
+    swap_dir: str | None = None  # the swap space is a file in this folder; None: memory
     debug: bool = False  # check the invariants at every step

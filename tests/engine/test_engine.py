@@ -72,7 +72,6 @@ def test_ignore_eos_goes_on(make_rig):
         ([1], {"stop_token_ids": (5000,)}, "stop_token_ids"),
         ([1], {"logit_bias": ((-1, 1.0),)}, "logit_bias"),
         ([1], {"logprobs": 25}, "logprobs"),
-        ([1], {"n": 2}, "n=2 is not supported"),
     ],
 )
 def test_wrong_request_is_refused_and_leaves_nothing_behind(make_rig, prompt, params, message):

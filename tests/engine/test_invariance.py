@@ -91,7 +91,7 @@ def baseline() -> Callable[..., Result]:
     return of
 
 
-PROMPTS = prompts_of(9, vocab=250, longest=40)
+PROMPTS = prompts_of(9, vocab=125, longest=40)
 SHAPES = [
     *(pytest.param({"block_size": b}, id=f"block{b}") for b in (1, 2, 8, 16, 32, 128)),
     *(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from octavo.core import invariants
+from octavo.core.block import SeqId
 from octavo.core.kv_groups import group_layers
 from octavo.core.kv_manager import KVCacheManager
 from octavo.core.kv_spec import FullAttentionSpec
@@ -47,7 +48,7 @@ class Driver:
         """A request whose prompt counts up from 100 times its number."""
         first = 100 * self.num_added
         prompt = list(range(first, first + num_prompt))
-        seq = Sequence(self.num_added, 0, prompt, num_prompt)
+        seq = Sequence(SeqId(self.num_added), 0, prompt, num_prompt)
         self.num_added += 1
         request = Request(name, [seq], SamplingParams(max_tokens=max_tokens, **params), frozenset({-1}))
         self.scheduler.add(request)
@@ -69,13 +70,13 @@ class Driver:
         for piece in plan.slices:
             self._write_table(piece)
             self._compute(piece)
-            if piece.needs_sample:
-                name = self.scheduler._sequences[piece.seq_id][0].request_id
+            if piece.needs_logits:
+                name = self.scheduler.book.sequences[piece.seq_id][0].request_id
                 if name in fail:
                     failed[piece.seq_id] = "broken"
                 else:
                     samples.append(Sample(piece.seq_id, piece.token_ids[-1] + 1))
-        for output in self.scheduler.apply(plan, StepResult(plan.step, tuple(samples), {}, failed), 0.0):
+        for output in self.scheduler.apply(plan, StepResult(plan.step, tuple(samples), failed=failed), 0.0):
             self._record(output)
         invariants.check(self.manager)
         return plan
@@ -97,7 +98,7 @@ class Driver:
         """The plans as text: sequence@[start,end) with * where a token is drawn, then who lost its blocks."""
         lines = []
         for plan in self.plans:
-            parts = [f"{s.seq_id}@[{s.start},{s.end}){'*' if s.needs_sample else ''}" for s in plan.slices]
+            parts = [f"{s.seq_id}@[{s.start},{s.end}){'*' if s.needs_logits else ''}" for s in plan.slices]
             parts += [f"preempt {seq_id}" for seq_id in plan.preempted]
             parts += [f"end {seq_id}" for seq_id in plan.finished]
             lines.append(f"{plan.step}: " + " ".join(parts))
@@ -118,8 +119,7 @@ class Driver:
         assert context == self.scheduler.sequence(piece.seq_id).token_ids[: piece.end]
 
     def _record(self, output: SequenceOutput) -> None:
-        if output.token_id is not None:
-            self.outputs[output.request_id].append(output.token_id)
+        self.outputs[output.request_id] += output.token_ids
         if output.finish_reason is not None:
             assert output.request_id not in self.reasons, "finished twice"
             self.reasons[output.request_id] = output.finish_reason

@@ -26,9 +26,7 @@ ACTIONS = st.lists(
     extra_tokens=st.integers(0, 30),
     prefix_caching=st.booleans(),
 )
-def test_random_traffic(
-    drive, actions, num_blocks, block_size, max_num_seqs, extra_tokens, prefix_caching
-):
+def test_random_traffic(drive, actions, num_blocks, block_size, max_num_seqs, extra_tokens, prefix_caching):
     d = drive(num_blocks, block_size, max_num_seqs + extra_tokens, max_num_seqs, 64, prefix_caching)
     wanted: dict[str, tuple[int, int, int]] = {}
     for action, x, y in actions:

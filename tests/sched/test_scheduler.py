@@ -218,9 +218,9 @@ def test_abort_of_a_preempted_request(drive):
     d = drive(num_blocks=24, block_size=1, max_num_batched_tokens=64)
     for i in range(6):
         d.add(f"r{i}", num_prompt=1, max_tokens=20)
-    while not d.scheduler.preempted_requests:
+    while not d.scheduler.preemptions:
         d.step()
-    victim = d.scheduler.preempted_requests[0]
+    victim = d.scheduler.preemptions[0].request_id
     assert d.scheduler.request(victim).status is RequestStatus.PREEMPTED
     d.abort(victim)
     d.run()

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from octavo import _native
 from octavo.backends.native_plan import Buffer, Columns, Instruction, array_buffer
-from octavo.backends.ops import Activation
+from octavo.backends.ops import Activation, Scan
 from octavo.core.kv_groups import KVLayer, KVLayout
-from octavo.core.kv_spec import FullAttentionSpec
+from octavo.core.kv_spec import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 from octavo.errors import UnsupportedModelError
 
 Packed = _native.PackedI8 | _native.PackedF32
@@ -140,6 +140,43 @@ class Recorder:
         )
         return out
 
+    def conv1d(self, x: Value, weight: _native.Vector, bias: _native.Vector | None, layer: KVLayer) -> Value:
+        state_layer, out = self._state_layer(layer), self._new(x.width)
+        state = (self._storages[layer.storage],)
+        self._append(
+            lambda p: p.conv1d(x.slot, weight, bias, state_layer, out.slot), (x,), (out,), state, state
+        )
+        return out
+
+    def ssm_scan(self, x: Value, dt: Value, b: Value, c: Value, scan: Scan, layer: KVLayer) -> Value:
+        state_layer, out = self._state_layer(layer), self._new(x.width)
+        state = (self._storages[layer.storage],)
+        parameters = _native.Scan(
+            scan.decay,
+            scan.skip,
+            scan.dt_bias,
+            (scan.head_size, scan.num_groups, scan.state_size),
+            (scan.dt_min, scan.dt_max),
+        )
+
+        def emit(p: _native.Program) -> None:
+            inputs = _native.ScanSlots(x.slot, dt.slot, b.slot, c.slot)
+            p.ssm_scan(inputs, parameters, state_layer, out.slot)
+
+        self._append(emit, (x, dt, b, c), (out,), state, state)
+        return out
+
+    def gated_rms_norm(
+        self, x: Value, gate: Value, weight: _native.Vector, eps: float, group_size: int
+    ) -> Value:
+        out = self._new(x.width)
+        self._append(
+            lambda p: p.gated_rms_norm(x.slot, gate.slot, weight, eps, group_size, out.slot),
+            (x, gate),
+            (out,),
+        )
+        return out
+
     def begin_logits(self, hidden: Value, max_logit_rows: int) -> Value:
         """End the forward part: what follows computes on chosen rows of `hidden`."""
         self._rows = max_logit_rows
@@ -230,7 +267,7 @@ class Recorder:
 
     def _cache_layer(self, layer: KVLayer) -> _native.CacheLayer:
         spec = self._layout.groups[layer.group].spec
-        if not isinstance(spec, FullAttentionSpec):
+        if not isinstance(spec, (FullAttentionSpec, SlidingWindowSpec)):
             raise UnsupportedModelError(
                 f"the native backend has no cache for {type(spec).__name__}; "
                 "use a model with attention layers only"
@@ -240,3 +277,9 @@ class Recorder:
                 f"head size {spec.head_size} is not a multiple of 8; use --backend numpy for this model"
             )
         return _native.CacheLayer(layer.group, layer.storage, spec.num_kv_heads, spec.head_size)
+
+    def _state_layer(self, layer: KVLayer) -> _native.StateLayer:
+        spec = self._layout.groups[layer.group].spec
+        if not isinstance(spec, MambaSpec):
+            raise ValueError(f"group {layer.group} caches {type(spec).__name__}, not a recurrent state")
+        return _native.StateLayer(layer.group, layer.storage, spec.conv_values, spec.ssm_values)

@@ -3,26 +3,30 @@
 Every storage array is [N, values of a block]; a layer reads its own shape into it. Block b, keys first:
 
     storages[layer.storage, b] = | keys [K, B, D] | values [K, B, D] | unused where another spec is wider |
+    of a state-space layer:      | last inputs [W-1, C] | state [H, Z, P] | float32 in every cache |
 
 All access goes through the block table of one sequence, as the article describes it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends.ops import F32, I32, KVCacheConfig, Limits, StepInputs
 from octavo.core.kv_groups import KVLayer
-from octavo.core.kv_spec import FullAttentionSpec, KVCacheSpec
+from octavo.core.kv_spec import FullAttentionSpec, KVCacheSpec, MambaSpec, SlidingWindowSpec
 from octavo.errors import UnsupportedModelError
 
 KVArray = NDArray[np.float32] | NDArray[np.float16]
+StateParts = tuple[F32, F32]  # a layer's last inputs [(W-1)·C] and its recurrent state [H·Z·P]
 
 
 def kv_widths(spec: KVCacheSpec) -> tuple[int, int]:
     """(K, D) of a layer that keeps keys and values."""
-    if not isinstance(spec, FullAttentionSpec):
+    if not isinstance(spec, (FullAttentionSpec, SlidingWindowSpec)):
         raise UnsupportedModelError(
             f"the numpy backend has no cache for {type(spec).__name__}; "
             "use a model with attention layers only"
@@ -67,6 +71,60 @@ class PagedCache:
         k, v = np.ascontiguousarray(flat, np.float32)
         return k, v
 
+    def states(
+        self, layer: KVLayer, inputs: StepInputs
+    ) -> Iterator[tuple[slice, StateParts | None, StateParts]]:
+        """For each sequence of the step its rows, the state before them (None at its start) and the one to
+        write, both in the cache; they may be the same memory."""
+        for s, row in enumerate(inputs.table_rows):
+            rows = slice(int(inputs.query_starts[s]), int(inputs.query_starts[s + 1]))
+            if rows.start == rows.stop:
+                continue
+            table = inputs.block_tables[layer.group][row]  # [max_blocks]
+            start, last = int(inputs.positions[rows.start]), int(inputs.positions[rows.stop - 1])
+            before = self.state(layer, table[(start - 1) // self.block_size]) if start else None
+            yield rows, before, self.state(layer, table[last // self.block_size])
+
+    def state(self, layer: KVLayer, block_id: int) -> StateParts:
+        """The state of a state-space layer in one block, sharing its memory."""
+        spec = self._specs[layer.group]
+        if not isinstance(spec, MambaSpec):
+            raise ValueError(f"group {layer.group} caches {type(spec).__name__}, not a recurrent state")
+        values = self.storages[layer.storage, block_id].view(np.float32)
+        end = spec.conv_values + spec.ssm_values
+        return values[: spec.conv_values], values[spec.conv_values : end]
+
+    def needed_blocks(self, group: int, start: int, end: int) -> list[int]:
+        """Logical blocks of a group that a step over positions [start, end) reads or writes."""
+        last = (end - 1) // self.block_size
+        if not isinstance(self._specs[group], MambaSpec):
+            return list(range(last + 1))
+        return [last] if start == 0 else [(start - 1) // self.block_size, last]
+
+    def copy_blocks(self, src: I32, dst: I32) -> None:
+        for block_id in (*src, *dst):
+            self._check(block_id)
+        self.storages[:, dst] = self.storages[:, src]
+
+    def read_block(self, block_id: int) -> NDArray[np.uint8]:
+        self._check(block_id)
+        return self.storages[:, block_id].copy().view(np.uint8).reshape(-1)
+
+    def write_block(self, block_id: int, data: NDArray[np.uint8]) -> None:
+        self._check(block_id)
+        block = self.storages[:, block_id]  # [storages, values of a block]
+        if data.nbytes != block.nbytes:
+            raise ValueError(f"a block has {block.nbytes} bytes, not {data.nbytes}")
+        block[:] = data.view(block.dtype).reshape(block.shape)
+
+    def fill_block(self, block_id: int, value: float) -> None:
+        self._check(block_id)
+        self.storages[:, block_id] = value
+
+    def _check(self, block_id: int) -> None:
+        if not 0 <= block_id < self.num_blocks:
+            raise ValueError(f"block id {block_id} must lie in [0, {self.num_blocks})")
+
 
 def check_inputs(inputs: StepInputs, cache: PagedCache, limits: Limits) -> None:
     """Raise ValueError for inputs that would index outside the cache or mix up sequences."""
@@ -96,7 +154,8 @@ def check_inputs(inputs: StepInputs, cache: PagedCache, limits: Limits) -> None:
         last = int(positions[-1])
         if positions[0] < 0 or last >= inputs.seq_lens[s] or (np.diff(positions) != 1).any():
             raise ValueError(f"positions of sequence {s} must be consecutive and below {inputs.seq_lens[s]}")
-        for table in inputs.block_tables:
-            used = table[row, : last // cache.block_size + 1]
-            if len(used) * cache.block_size <= last or used.min() < 0 or used.max() >= cache.num_blocks:
+        for group, table in enumerate(inputs.block_tables):
+            needed = cache.needed_blocks(group, int(positions[0]), last + 1)
+            used = table[row, [i for i in needed if i < table.shape[1]]]
+            if len(used) < len(needed) or used.min() < 0 or used.max() >= cache.num_blocks:
                 raise ValueError(f"the block table of sequence {s} has no valid block for position {last}")

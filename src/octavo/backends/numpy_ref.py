@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.backends import numpy_ssm
 from octavo.backends.numpy_cache import PagedCache, check_inputs
 from octavo.backends.ops import (
     F32,
@@ -26,6 +27,7 @@ from octavo.backends.ops import (
     KVCacheConfig,
     Limits,
     Model,
+    Scan,
     StepInputs,
     WeightDtype,
 )
@@ -73,7 +75,7 @@ class GatedMatrix:
 
 @dataclass(frozen=True, slots=True)
 class RopeTable:
-    frequencies: F32  # [D/2] radians per position
+    frequencies: F32  # [n] radians per position; n is D/2 where whole heads are rotated
     attention_scale: float
 
 
@@ -101,10 +103,9 @@ def fused_multiply_add(x: F32, y: F32, z: F32) -> F32:
 
 def activate(x: F32, activation: Activation) -> F32:
     """silu: x · sigmoid(x); gelu_tanh: the tanh approximation of x · Φ(x)."""
-    one, half = np.float32(1.0), np.float32(0.5)
     if activation == "silu":
-        with np.errstate(over="ignore"):  # exp(-x) = inf gives the right limit, 0
-            return np.asarray(x / (one + np.exp(-x)), np.float32)
+        return numpy_ssm.silu(x)
+    one, half = np.float32(1.0), np.float32(0.5)
     inner = np.float32(np.sqrt(2.0 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
     return np.asarray(half * x * (one + np.tanh(inner)), np.float32)
 
@@ -130,7 +131,10 @@ class NumpyOps:
         self._cache = cache
 
     def embed(self, table: NDArray[np.floating]) -> F32:
-        return table[self._inputs.tokens].astype(np.float32)  # [T, E]
+        tokens = self._inputs.tokens
+        if len(tokens) and tokens.max() >= table.shape[0]:
+            raise ValueError(f"token id {tokens.max()} is not below the {table.shape[0]} rows of the table")
+        return table[tokens].astype(np.float32)  # [T, E]
 
     def scale(self, x: F32, factor: float) -> F32:
         return x * np.float32(factor)
@@ -166,12 +170,13 @@ class NumpyOps:
         return self.rms_norm(heads, weight, eps).reshape(x.shape)
 
     def rope(self, x: F32, rope: RopeTable, head_size: int) -> F32:
-        angles = self._inputs.positions[:, None, None] * rope.frequencies.astype(np.float64)  # [T, 1, D/2]
+        angles = self._inputs.positions[:, None, None] * rope.frequencies.astype(np.float64)  # [T, 1, n]
         cos = (np.cos(angles) * rope.attention_scale).astype(np.float32)
         sin = (np.sin(angles) * rope.attention_scale).astype(np.float32)
         heads = x.reshape(x.shape[0], -1, head_size)  # [T, heads, D]
-        left, right = heads[..., : head_size // 2], heads[..., head_size // 2 :]
-        rotated: F32 = np.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+        n = len(rope.frequencies)
+        left, right, rest = heads[..., :n], heads[..., n : 2 * n], heads[..., 2 * n :]
+        rotated: F32 = np.concatenate([left * cos - right * sin, right * cos + left * sin, rest], axis=-1)
         return rotated.reshape(x.shape)
 
     def write_kv(self, k: F32, v: F32, layer: KVLayer) -> None:
@@ -198,6 +203,24 @@ class NumpyOps:
 
     def softcap(self, x: F32, cap: float) -> F32:
         return np.asarray(np.tanh(x / np.float32(cap)) * np.float32(cap), np.float32)
+
+    def conv1d(self, x: F32, weight: F32, bias: F32 | None, layer: KVLayer) -> F32:
+        out = np.empty(x.shape, np.float32)  # [T, C]
+        for rows, before, after in self._cache.states(layer, self._inputs):
+            after[0][:] = 0.0 if before is None else before[0]
+            out[rows] = numpy_ssm.causal_conv(x[rows], after[0].reshape(-1, x.shape[1]), weight, bias)
+        return out
+
+    def ssm_scan(self, x: F32, dt: F32, b: F32, c: F32, scan: Scan, layer: KVLayer) -> F32:
+        out = np.empty(x.shape, np.float32)  # [T, H·P]
+        for rows, before, after in self._cache.states(layer, self._inputs):
+            after[1][:] = 0.0 if before is None else before[1]
+            state = after[1].reshape(scan.num_heads, scan.state_size, scan.head_size)  # [H, Z, P], a view
+            out[rows] = numpy_ssm.selective_scan(x[rows], dt[rows], b[rows], c[rows], scan, state)
+        return out
+
+    def gated_rms_norm(self, x: F32, gate: F32, weight: F32, eps: float, group_size: int) -> F32:
+        return numpy_ssm.gated_rms_norm(x, gate, weight, eps, group_size)
 
 
 class NumpyRunner:
@@ -227,17 +250,16 @@ class NumpyRunner:
         return logits
 
     def copy_blocks(self, src: I32, dst: I32) -> None:
-        self._cache.storages[:, dst] = self._cache.storages[:, src]
+        self._cache.copy_blocks(src, dst)
 
     def read_block(self, block_id: int) -> NDArray[np.uint8]:
-        return self._cache.storages[:, block_id].copy().view(np.uint8).reshape(-1)
+        return self._cache.read_block(block_id)
 
     def write_block(self, block_id: int, data: NDArray[np.uint8]) -> None:
-        block = self._cache.storages[:, block_id]  # [storages, values of a block]
-        block[:] = data.view(block.dtype).reshape(block.shape)
+        self._cache.write_block(block_id, data)
 
     def fill_block(self, block_id: int, value: float) -> None:
-        self._cache.storages[:, block_id] = value
+        self._cache.fill_block(block_id, value)
 
 
 class NumpyBackend:

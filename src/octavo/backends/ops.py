@@ -1,4 +1,4 @@
-"""Ops: the operations a model is written in, once for every backend. NumPy (numpy_ref.py) is the specification.
+"""Ops: the operations models are written in, one set for all backends. NumPy (numpy_ref.py) specifies them.
 
 A model calls these on opaque `Array` handles (float32, [T, width], T = tokens in the step) and never looks
 inside one. The NumPy backend computes at once on ndarrays; the native backend records the calls into a
@@ -7,6 +7,7 @@ So a model's forward() must not branch on values, only on its configuration.
 
 Shape letters: S sequences, T tokens, R logit rows, E hidden size, F feed-forward size, H query heads,
 K kv heads, D head size, B block size, N blocks, V vocabulary.
+In a state-space layer: H heads of P columns each, G groups, Z values of state a column, C channels, W taps.
 
 The promise every backend keeps: the result for a row depends on that row's own sequence alone, bitwise;
 not on T, S, the chunk, the block size or the block ids. Every sum has one order, fixed by its own length.
@@ -70,6 +71,21 @@ class KVCacheConfig:
     dtype: KVDtype
 
 
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """The parameters of a selective scan (Mamba2), made of vectors that the backend packed."""
+
+    num_heads: int  # H
+    head_size: int  # P
+    num_groups: int  # G; head h reads b and c of group h // (H/G)
+    state_size: int  # Z
+    decay: Vector  # [H] A, negative
+    skip: Vector  # [H] D
+    dt_bias: Vector  # [H]
+    dt_min: float = 0.0  # the time step is clamped to [dt_min, dt_max]
+    dt_max: float = float("inf")
+
+
 class Ops(Protocol):
     """The graph operations. `x`, `q`, `k`, `v` are handles [T, width]; each result is a new handle, and a
     handle given to `head_norm`, `rope` or as `residual` must not be used again (it may be overwritten)."""
@@ -110,7 +126,8 @@ class Ops(Protocol):
 
     def rope(self, x: Array, rope: Rope, head_size: int) -> Array:
         """Rotary embedding at the step's positions: within each head of `head_size` columns, column i is
-        rotated with column i + head_size/2 by the angle position · frequency[i] (the half-split form)."""
+        rotated with column i + n by the angle position · frequency[i], i < n (the half-split form), where n
+        is the number of frequencies. Where 2·n < head_size the other columns stay as they are."""
         ...
 
     def write_kv(self, k: Array, v: Array, layer: KVLayer) -> None:
@@ -129,6 +146,31 @@ class Ops(Protocol):
 
     def softcap(self, x: Array, cap: float) -> Array:
         """cap · tanh(x / cap)."""
+        ...
+
+    def conv1d(self, x: Array, weight: Vector, bias: Vector | None, layer: KVLayer) -> Array:
+        """silu(causal depthwise convolution of x [T, C] over its own sequence + bias) → [T, C].
+
+        `weight` [W·C] holds one row of C weights per tap, the oldest input's first. Inputs before the first
+        are zero. The last W-1 inputs of the sequence are kept in the layer's state, see `ssm_scan`.
+        """
+        ...
+
+    def ssm_scan(self, x: Array, dt: Array, b: Array, c: Array, scan: Scan, layer: KVLayer) -> Array:
+        """The selective scan of x [T, H·P] with time steps dt [T, H] and b, c [T, G·Z] → [T, H·P].
+
+        Token by token, for each head with its state S [Z, P], zero before the first token:
+            d = clamp(softplus(dt + dt_bias));  S = exp(d · decay) · S + b ⊗ (d · x);  y = c @ S + skip · x
+
+        A layer's state is one block per sequence, of float32 values whatever the cache's dtype:
+        | last inputs of conv1d [W-1, C] | S [H, Z, P] |. After n tokens it lies in the block of logical index
+        (n-1)//B. A step from `start` to `end` tokens reads block (start-1)//B, writes block (end-1)//B and
+        leaves all others as they are: they may be checkpoints, shared, or not there at all.
+        """
+        ...
+
+    def gated_rms_norm(self, x: Array, gate: Array, weight: Vector, eps: float, group_size: int) -> Array:
+        """rms_norm of x · silu(gate) over each `group_size` columns, times weight [width] → [T, width]."""
         ...
 
 
@@ -204,7 +246,7 @@ class Backend(Protocol):
         ...
 
     def rope(self, frequencies: F32, attention_scale: float = 1.0) -> Rope:
-        """`frequencies` [head_size/2] in radians per position; cos and sin are multiplied by the scale."""
+        """`frequencies` [≤ head_size/2] in radians per position; cos and sin are multiplied by the scale."""
         ...
 
     def compile(self, model: Model, cache: KVCacheConfig, limits: Limits) -> Runner:

@@ -13,7 +13,7 @@ from typing import Protocol
 from octavo.core.block import BlockId, SeqId
 from octavo.core.prefix_index import PrefixNode, Tenant
 from octavo.core.stats import CacheStats
-from octavo.core.step import CopyBlock, TableWrite
+from octavo.core.step import CopyBlock, SwapBlock, TableWrite
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +91,33 @@ class KVAllocator(Protocol):
         ...
 
     def stats(self) -> CacheStats: ...
+
+
+class SwapAllocator(Protocol):
+    """The second pool: where preempted groups wait with what they have computed."""
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def num_used(self) -> int: ...
+
+    def num_distinct(self, seq_ids: Sequence[SeqId]) -> int:
+        """Blocks of the KV cache that the sequences hold together."""
+        ...
+
+    def swap_out(self, seq_ids: Sequence[SeqId]) -> tuple[SwapBlock, ...] | None:
+        """Move the sequences out, all or none. None, with nothing changed, when the space has too little."""
+        ...
+
+    def blocks_needed(self, seq_ids: Sequence[SeqId]) -> int:
+        """Most blocks of the KV cache that swap_in would take."""
+        ...
+
+    def swap_in(self, seq_ids: Sequence[SeqId]) -> tuple[SwapBlock, ...]:
+        """Move the sequences back; the KV cache must have blocks_needed() free blocks."""
+        ...
+
+    def drop(self, seq_id: SeqId) -> None:
+        """Forget a swapped sequence."""
+        ...

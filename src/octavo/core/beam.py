@@ -64,7 +64,6 @@ class Hypothesis:
 class _Beam:
     token_ids: tuple[int, ...] = ()  # output tokens
     logprob: float = 0.0  # of all of them
-    is_in_front: bool = True  # among the `width` best continuations of its step, ended ones included
 
 
 class BeamSearch:
@@ -132,7 +131,7 @@ class BeamSearch:
         Before the search is over it answers as if max_tokens had been reached now: live beams count, with
         "length". Nothing changes, so the search may go on.
         """
-        cut = [self._finish(b, "length") for b in self._live if b.is_in_front and b.token_ids]
+        cut = [self._finish(b, "length") for b in self._live if b.token_ids]
         return _best_first([*self._finished, *cut])[: min(n, self.params.width)]
 
     def _rank(self, candidates: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[float, int, int]]:
@@ -157,7 +156,7 @@ class BeamSearch:
         for rank, (cost, parent, token_id) in enumerate(ranked):
             if len(live) == width:
                 break
-            beam = _Beam((*self._live[parent].token_ids, token_id), -cost, rank < width)
+            beam = _Beam((*self._live[parent].token_ids, token_id), -cost)
             reason = self._finish_reason(beam.token_ids)
             if reason is None:
                 live.append(beam)

@@ -8,24 +8,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from octavo.core.beam import BeamSearch
 from octavo.core.block import SeqId
 from octavo.core.prefix_index import Tenant
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import TokenLogprobs
 
+Candidates = tuple[tuple[int, float], ...]  # (token id, log-probability), best first
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class RequestStatus(Enum):
     WAITING = "waiting"  # never ran
     RUNNING = "running"
-    PREEMPTED = "preempted"  # ran, lost its blocks, waits to be resumed
+    PREEMPTED = "preempted"  # ran, lost its blocks, waits to compute them again
+    SWAPPED = "swapped"  # ran, its blocks lie in the swap space
     FINISHED = "finished"
 
 
-@dataclass(slots=True)
+class Origin(NamedTuple):
+    """Where a sequence of a group starts from: the first `num_tokens` tokens of `parent` are its own too."""
+
+    parent: Sequence
+    num_tokens: int
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
     seq_id: SeqId
     index: int  # which choice of its request
@@ -33,6 +43,8 @@ class Sequence:
     num_prompt_tokens: int
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache when it first ran
+    is_started: bool = False  # it has block tables, in the cache or in the swap space
+    origin: Origin | None = None  # not started: fork from there rather than compute it again
     finish_reason: FinishReason | None = None
     # of the prompt tokens but the first, as far as they are known; kept over a preemption
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -51,7 +63,7 @@ class Sequence:
         return len(self.token_ids) - self.num_computed_tokens
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
     """Admitted, preempted and resumed as a whole."""
 
@@ -64,10 +76,17 @@ class Request:
     order: int = 0  # number of arrival, set by the scheduler
     status: RequestStatus = RequestStatus.WAITING
     num_preemptions: int = 0
-    live: list[Sequence] = field(default_factory=list)  # sequences without a finish_reason
+    beam: BeamSearch | None = None
+    # beam search: candidates of the live sequences that have theirs, until all have
+    candidates: dict[SeqId, Candidates] = field(default_factory=dict)
+    live: list[Sequence] = field(init=False)  # those without a finish_reason; beams: best first
 
     def __post_init__(self) -> None:
-        self.live = [s for s in self.sequences if s.finish_reason is None]
+        self.live = list(self.sequences)
+
+    @property
+    def started(self) -> list[Sequence]:
+        return [s for s in self.live if s.is_started]
 
     @property
     def num_prompt_tokens(self) -> int:

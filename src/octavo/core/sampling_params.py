@@ -7,6 +7,7 @@ the border and raises RequestError. Ranges are given in the comments.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +15,12 @@ class SamplingParams:
     """Defaults are greedy-free: temperature 1.0, no filters, 16 tokens, as in the OpenAI completions API."""
 
     n: int = 1  # sequences returned, >= 1
+    best_of: int | None = None  # sequences sampled, >= n; the n with the best log-probability are returned
+    beam_width: int | None = (
+        None  # beam search with this many beams, >= n; temperature and filters are ignored
+    )
+    length_penalty: float = 1.0  # beam search: scores are divided by length ** this
+    early_stopping: bool | Literal["never"] = False  # beam search: when it is over
     temperature: float = 1.0  # >= 0; 0 is greedy
     top_p: float = 1.0  # (0, 1]
     top_k: int = 0  # 0 is off
@@ -32,6 +39,13 @@ class SamplingParams:
     logprobs: int | None = None  # alternatives per output token; None: none at all
     prompt_logprobs: int | None = None  # the same over the prompt
     skip_special_tokens: bool = True
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that start with the prompt's last row."""
+        if self.beam_width is not None:
+            return 1
+        return self.best_of if self.best_of is not None else self.n
 
     @property
     def is_greedy(self) -> bool:

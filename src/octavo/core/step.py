@@ -9,6 +9,7 @@ decode: a slice is `num_tokens` consecutive tokens of one sequence, wherever it 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from octavo.core.block import BlockId, SeqId
 
@@ -29,13 +30,21 @@ class SequenceSlice:
     seq_id: SeqId
     start: int  # position of token_ids[0]; everything before it is already in the cache
     token_ids: tuple[int, ...]
-    needs_sample: bool  # True if the slice ends at the sequence's last known token
-    prompt_logprobs: bool  # True if log-probabilities of the prompt tokens are wanted
-    table_writes: tuple[TableWrite, ...]  # what changed in the block tables since the last slice
+    table_writes: tuple[TableWrite, ...] = ()  # what changed in the block tables since the last slice
+    # Draw a token from the last row for each of these: the sequence itself and, at the end of a prompt, the
+    # other choices of its request, which fork from it. Empty while known tokens remain to be computed.
+    sample_for: tuple[SeqId, ...] = ()
+    num_candidates: int = 0  # instead of drawing: the most likely tokens of the last row, for beam search
+    prompt_logprobs: bool = False  # True if log-probabilities of the prompt tokens are wanted
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the last row's logits are looked at."""
+        return bool(self.sample_for) or self.num_candidates > 0
 
     @property
     def end(self) -> int:
@@ -102,11 +111,17 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`samples` has one entry for each slice with needs_sample, in plan order, but for those in `failed`."""
+    """`samples` has one entry for each id in each slice's sample_for, in plan order, but for those that
+    `failed`."""
 
     step: int
     samples: tuple[Sample, ...]
     # seq_id -> log-probabilities of the prompt tokens at positions [start + 1, end] of this step's slice
     prompt_logprobs: dict[SeqId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    # seq_id of a slice -> its num_candidates most likely (token id, log-probability), best first
+    candidates: dict[SeqId, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     failed: dict[SeqId, str] = field(default_factory=dict)  # seq_id -> why no token could be drawn
+    # Moving blocks failed. "out": what was to be swapped out is lost, all else was done. "in": what was to
+    # come back is lost, and no slice was computed.
+    swap_failure: Literal["out", "in"] | None = None
     duration_s: float = 0.0

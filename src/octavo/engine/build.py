@@ -13,15 +13,18 @@ from octavo.backends.ops import Backend, KVCacheConfig, Limits
 from octavo.config import EngineConfig
 from octavo.core.kv_groups import group_layers
 from octavo.core.kv_manager import KVCacheManager
+from octavo.core.kv_swap import SwapSpace
 from octavo.engine.engine import Engine
 from octavo.engine.executor import Executor
 from octavo.engine.memory import MemoryPlan, plan_memory, resolve_max_model_len
 from octavo.engine.messages import Ready
+from octavo.engine.swap_store import make_store
 from octavo.errors import ConfigError
 from octavo.models.registry import build_model
 from octavo.sampling.sampler import Sampler
 from octavo.sched.budget import SchedulerConfig
 from octavo.sched.scheduler import Scheduler
+from octavo.text.tokenizer import Tokenizer
 from octavo.weights.checkpoint import Checkpoint
 from octavo.weights.loader import open_checkpoint
 
@@ -42,6 +45,12 @@ def check_config(config: EngineConfig) -> None:
     ):
         if value is not None and value < 1:
             raise ConfigError(f"{flag} must be at least 1, got {value}")
+    if config.swap_space_bytes < 0:
+        raise ConfigError(f"--swap-space must not be negative, got {config.swap_space_bytes}")
+    if config.preemption_mode == "swap" and not config.swap_space_bytes:
+        raise ConfigError("--preemption-mode swap needs room: give --swap-space a size, such as 1GiB")
+    if config.swap_dir is not None and not config.swap_space_bytes:
+        raise ConfigError("--swap-dir needs a size: give --swap-space, such as 4GiB")
     if config.block_size > 256:
         raise ConfigError(f"--block-size must be at most 256 tokens, got {config.block_size}")
     if config.max_num_batched_tokens < config.max_num_seqs:
@@ -93,21 +102,41 @@ def assemble(
         max_chunk=config.max_num_batched_tokens,
         prefix_caching=config.prefix_caching,
     )
+    num_swap_blocks = config.swap_space_bytes // plan.block_bytes
     scheduler = Scheduler(
-        SchedulerConfig(config.max_num_batched_tokens, config.max_num_seqs, max_model_len),
+        SchedulerConfig(
+            config.max_num_batched_tokens, config.max_num_seqs, max_model_len, config.preemption_mode
+        ),
         manager,
         plan.block_size,
+        SwapSpace(manager, num_swap_blocks),
     )
     vocab_size = checkpoint.config.vocab_size
-    executor = Executor(runner, Sampler(vocab_size, config.seed), limits, len(layout.groups))
+    executor = Executor(
+        runner,
+        Sampler(vocab_size, config.seed),
+        limits,
+        len(layout.groups),
+        make_store(config.swap_dir, num_swap_blocks, plan.block_bytes),
+    )
     return Engine(
         scheduler,
         executor,
-        _info(plan, vocab_size, backend),
+        _info(plan, vocab_size, backend, num_swap_blocks),
         frozenset(checkpoint.config.eos_token_ids),
+        make_tokenizer=lambda: tokenizer_of(checkpoint.path),
         max_logprobs=config.max_logprobs,
         debug=config.debug,
     )
+
+
+def tokenizer_of(path: Path) -> Tokenizer:
+    """Of a model whose checkpoint has been closed; only beam search with stop strings needs it here."""
+    checkpoint = open_checkpoint(path)
+    try:
+        return checkpoint.tokenizer()
+    finally:
+        checkpoint.close()
 
 
 def _limits(config: EngineConfig, max_model_len: int) -> Limits:
@@ -120,11 +149,14 @@ def _limits(config: EngineConfig, max_model_len: int) -> Limits:
     )
 
 
-def _info(plan: MemoryPlan, vocab_size: int, backend: Backend) -> Ready:
+def _info(plan: MemoryPlan, vocab_size: int, backend: Backend, num_swap_blocks: int) -> Ready:
+    report = plan.report()
+    if num_swap_blocks:
+        report.append(f"swap space of {num_swap_blocks:,} blocks")
     return Ready(
         max_model_len=plan.max_model_len,
         vocab_size=vocab_size,
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,
-        report=[*plan.report(), f"computing with {backend.description}"],
+        report=[*report, f"computing with {backend.description}"],
     )

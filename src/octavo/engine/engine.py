@@ -7,20 +7,26 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Callable
+from collections.abc import Sequence as PySequence
 from time import monotonic
 
 from octavo.core import invariants
-from octavo.core.block import SeqId
+from octavo.core.beam import BeamParams, BeamSearch
 from octavo.core.kv_manager import KVCacheManager
+from octavo.core.kv_swap import SwapSpace
 from octavo.core.prefix_index import Tenant
 from octavo.core.request import Request, Sequence
 from octavo.core.step import StepPlan, TokenLogprobs
+from octavo.engine.best_of import BestOf, needs_selection
 from octavo.engine.executor import Executor
 from octavo.engine.messages import GenerateRequest, Logprob, Ready, StepOutputs, TokenDelta
 from octavo.engine.observe import EngineObserver
 from octavo.errors import RequestError
 from octavo.sampling.validate import check
-from octavo.sched.scheduler import Scheduler, SequenceOutput
+from octavo.sched.records import SequenceOutput
+from octavo.sched.scheduler import Scheduler
+from octavo.text.tokenizer import Tokenizer
 
 
 class Engine:
@@ -33,6 +39,7 @@ class Engine:
         info: Ready,
         eos_token_ids: frozenset[int],
         *,
+        make_tokenizer: Callable[[], Tokenizer] | None = None,
         max_logprobs: int = 20,
         debug: bool = False,
     ) -> None:
@@ -41,9 +48,11 @@ class Engine:
         self.info = info
         self.observer = EngineObserver(scheduler)
         self._eos_token_ids = eos_token_ids
+        self._make_tokenizer = make_tokenizer
+        self._tokenizer: Tokenizer | None = None
         self._max_logprobs = max_logprobs
+        self._selections: dict[str, BestOf] = {}  # requests with best_of > n
         self._debug = debug
-        self._next_seq_id = 0
 
     @property
     def has_work(self) -> bool:
@@ -52,20 +61,22 @@ class Engine:
     def step(self) -> StepOutputs:
         """One pass: plan, run, apply, observe."""
         started = monotonic()
+        self.scheduler.preempter.prices = self.executor.prices.prices
         plan = self.scheduler.step(started)
         planned = monotonic()
         outputs = self._run(plan)
         stats = self.observer.observe(outputs, started, planned, monotonic())
         if self._debug:
             self.check_invariants()
-        return StepOutputs([_delta(o) for o in outputs], stats)
+        return StepOutputs([_delta(o) for o in self._select(outputs)], stats)
 
     def add_request(self, request: GenerateRequest) -> None:
         """Queue a request. Raises RequestError when it is wrong or can never run; nothing is kept then."""
         self._check(request)
+        prompt = request.prompt_token_ids
         sequences = [
-            Sequence(self._new_seq_id(), index, list(request.prompt_token_ids), len(request.prompt_token_ids))
-            for index in range(request.params.n)
+            Sequence(self.scheduler.new_seq_id(), index, list(prompt), len(prompt))
+            for index in range(request.params.num_sequences)
         ]
         queued = Request(
             request_id=request.request_id,
@@ -74,19 +85,27 @@ class Engine:
             eos_token_ids=self._eos_token_ids,
             tenant=Tenant(salt=request.cache_salt),
             arrival_s=request.arrival_s,
+            beam=self._beam(request),
         )
         self.scheduler.add(queued)
+        if needs_selection(request.params):
+            self._selections[request.request_id] = BestOf(request.params)
         self.executor.register(queued)
         self.observer.on_arrival(request)
 
     def abort(self, request_id: str) -> bool:
         """End a request now; its blocks are free at once. False when it is not known (any more)."""
         self.observer.on_abort(request_id)
+        self._selections.pop(request_id, None)
         return self.scheduler.abort(request_id)
 
     def check_invariants(self) -> None:
-        if isinstance(self.scheduler.allocator, KVCacheManager):
-            invariants.check(self.scheduler.allocator)
+        """Raises InvariantError when the bookkeeping contradicts itself."""
+        manager, swap = self.scheduler.allocator, self.scheduler.swap
+        if isinstance(manager, KVCacheManager) and isinstance(swap, SwapSpace):
+            invariants.check_swap(manager, swap)
+        elif isinstance(manager, KVCacheManager):
+            invariants.check(manager)
 
     def _run(self, plan: StepPlan) -> list[SequenceOutput]:
         """Run and apply. A step that raises ends its own sequences with an error; the engine lives on."""
@@ -107,31 +126,72 @@ class Engine:
                     f"prompt token id {token_id} is outside the vocabulary, 0 to {vocab_size - 1}",
                     param="prompt",
                 )
-        if request.params.n != 1:
-            raise RequestError(f"n={request.params.n} is not supported: ask for one choice", param="n")
         check(request.params, vocab_size=vocab_size, max_logprobs=self._max_logprobs)
         if self.scheduler.request(request.request_id) is not None:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
 
-    def _new_seq_id(self) -> SeqId:
-        self._next_seq_id += 1
-        return SeqId(self._next_seq_id)
+    def _select(self, outputs: list[SequenceOutput]) -> list[SequenceOutput]:
+        """Hold back the choices of requests of which only the best are wanted."""
+        if not self._selections:
+            return outputs
+        selected: list[SequenceOutput] = []
+        for output in outputs:
+            selection = self._selections.get(output.request_id)
+            chosen = [output] if selection is None else selection.push(output)
+            if selection is not None and chosen:
+                del self._selections[output.request_id]
+            selected += chosen
+        return selected
+
+    def _beam(self, request: GenerateRequest) -> BeamSearch | None:
+        params = request.params
+        if params.beam_width is None:
+            return None
+        room = self.info.max_model_len - len(request.prompt_token_ids)
+        end_ids = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            end_ids |= self._eos_token_ids
+        return BeamSearch(
+            BeamParams(
+                width=params.beam_width,
+                length_penalty=params.length_penalty,
+                early_stopping=params.early_stopping,
+                max_tokens=max(1, room if params.max_tokens is None else min(params.max_tokens, room)),
+                min_tokens=params.min_tokens,
+                end_ids=frozenset(end_ids),
+            ),
+            self._ends_text(params.stop),
+        )
+
+    def _ends_text(self, stop: tuple[str, ...]) -> Callable[[PySequence[int]], bool] | None:
+        """Whether the newest token completes a stop string. Beams are judged here, not where text is made."""
+        if not stop or self._make_tokenizer is None:
+            return None
+        if self._tokenizer is None:
+            self._tokenizer = self._make_tokenizer()
+        decode = self._tokenizer.decode
+
+        def ends(token_ids: PySequence[int]) -> bool:
+            now, before = decode(token_ids), decode(token_ids[:-1])
+            return any(s in now and s not in before for s in stop)
+
+        return ends
 
 
 def _delta(output: SequenceOutput) -> TokenDelta:
-    token_id = output.token_id
     return TokenDelta(
         request_id=output.request_id,
         index=output.index,
-        token_ids=[] if token_id is None else [token_id],
+        token_ids=list(output.token_ids),
         logprobs=None if output.logprobs is None else [_logprob(output.logprobs)],
         finish_reason=output.finish_reason,
-        stop_token_id=token_id if output.stopped_by_token else None,
+        stop_token_id=output.token_ids[-1] if output.stopped_by_token else None,
         num_cached_tokens=output.num_cached_tokens,
         prompt_logprobs=(
             None if output.prompt_logprobs is None else [_logprob(p) for p in output.prompt_logprobs]
         ),
         error=output.error,
+        score=output.score,
     )
 
 

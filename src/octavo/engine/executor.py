@@ -6,16 +6,25 @@ table (InputBuilder) and its sampling state; both are dropped when the plan says
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Literal
 
 import numpy as np
 
-from octavo.backends.ops import F32, Limits, Runner, StepInputs
+from octavo.backends.ops import F32, I32, Limits, Runner, StepInputs
 from octavo.core.block import SeqId
 from octavo.core.request import Request
 from octavo.core.step import CopyBlock, Sample, SequenceSlice, StepPlan, StepResult, TokenLogprobs
+from octavo.engine.best_of import needs_selection
 from octavo.engine.inputs import InputBuilder
-from octavo.sampling.sampler import SampleError, Sampler, SampleState
+from octavo.engine.prices import PriceMeter
+from octavo.engine.swap_store import SwapStore
+from octavo.sampling.sampler import SampleError, Sampler, SampleState, candidates
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -30,8 +39,17 @@ class _Drawn:
 class Executor:
     """`run(plan)` is the machine's half of a step."""
 
-    def __init__(self, runner: Runner, sampler: Sampler, limits: Limits, num_groups: int) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        sampler: Sampler,
+        limits: Limits,
+        num_groups: int,
+        swap_store: SwapStore | None = None,
+    ) -> None:
         self._runner = runner
+        self._swap_store = swap_store
+        self.prices = PriceMeter()
         self._sampler = sampler
         self._inputs = InputBuilder(limits, num_groups)
         self._max_logit_rows = limits.max_logit_rows
@@ -43,12 +61,17 @@ class Executor:
         return len(self._sequences)
 
     def register(self, request: Request) -> None:
-        """Make the sampling states of a new request."""
+        """Make the sampling states of a new request. Its choices share one seed, each with its own index."""
+        params = request.params
+        if params.seed is None:
+            params = replace(params, seed=self._sampler.draw_seed())
+        if needs_selection(params) and params.logprobs is None:
+            params = replace(params, logprobs=0)
         for seq in request.sequences:
             prompt = seq.token_ids[: seq.num_prompt_tokens]
             output: list[int] = []
             state = self._sampler.new_state(
-                seq.seq_id, request.params, prompt, output, request.eos_token_ids, seq.index
+                seq.seq_id, params, prompt, output, request.eos_token_ids, seq.index
             )
             self._sequences[seq.seq_id] = _Drawn(state, prompt, output)
 
@@ -58,29 +81,61 @@ class Executor:
         for seq_id in plan.finished:
             self._inputs.forget(seq_id)
             self._sequences.pop(seq_id, None)
+        swap_failure = self._swap(plan)
         if plan.copies:
             self._copy(plan.copies)
         if not plan.slices:
-            return StepResult(plan.step, ())
+            return StepResult(plan.step, (), swap_failure=swap_failure)
         inputs = self._inputs.build(plan)
+        if swap_failure == "in":
+            return StepResult(plan.step, (), swap_failure=swap_failure)
+        started = monotonic()
         self._runner.forward(inputs)
-        samples, failed = self._sample(plan, inputs)
-        return StepResult(plan.step, samples, self._prompt_logprobs(plan, inputs), failed)
+        self.prices.on_step(plan, monotonic() - started)
+        last_rows = inputs.query_starts[1:] - 1  # [S]
+        samples, failed = self._sample(plan, last_rows)
+        candidates, failed_beams = self._candidates(plan, last_rows)
+        return StepResult(
+            step=plan.step,
+            samples=samples,
+            prompt_logprobs=self._prompt_logprobs(plan, inputs),
+            candidates=candidates,
+            failed=failed | failed_beams,
+            swap_failure=swap_failure,
+        )
+
+    def _swap(self, plan: StepPlan) -> Literal["out", "in"] | None:
+        """Move blocks out, then in. A store that fails is reported, not raised: the engine recomputes."""
+        if not (plan.swap_out or plan.swap_in):
+            return None
+        assert self._swap_store is not None
+        started = monotonic()
+        failure: Literal["out", "in"] | None = None
+        try:
+            for move in plan.swap_out:
+                self._swap_store.write(move.swap_id, self._runner.read_block(move.block_id))
+            failure = "in"
+            for move in plan.swap_in:
+                self._runner.write_block(move.block_id, self._swap_store.read(move.swap_id))
+            failure = None
+        except OSError as error:
+            failure = failure or "out"
+            logger.warning("swap space failed (%s): the requests are recomputed", error)
+        self.prices.on_swap(len(plan.swap_out) + len(plan.swap_in), monotonic() - started)
+        return failure
 
     def _copy(self, copies: tuple[CopyBlock, ...]) -> None:
         src = np.array([c.src for c in copies], np.int32)
         dst = np.array([c.dst for c in copies], np.int32)
         self._runner.copy_blocks(src, dst)
 
-    def _sample(self, plan: StepPlan, inputs: StepInputs) -> tuple[tuple[Sample, ...], dict[SeqId, str]]:
-        chosen = [s for s, piece in enumerate(plan.slices) if piece.needs_sample]
-        rows = inputs.query_starts[1:][chosen] - 1  # [R] the last row of each slice
+    def _sample(self, plan: StepPlan, last_rows: I32) -> tuple[tuple[Sample, ...], dict[SeqId, str]]:
+        """A token for each sequence that draws from the last row of a slice."""
+        drawing = [(s, seq_id) for s, piece in enumerate(plan.slices) for seq_id in piece.sample_for]
         samples: list[Sample] = []
         failed: dict[SeqId, str] = {}
-        for first in range(0, len(chosen), self._max_logit_rows):
-            part = chosen[first : first + self._max_logit_rows]
-            logits = self._runner.logits(np.ascontiguousarray(rows[first : first + len(part)]))  # [R, V]
-            drawn = [self._sequences[plan.slices[s].seq_id] for s in part]
+        for part, logits in self._logits(last_rows[[s for s, _ in drawing]]):
+            drawn = [self._sequences[seq_id] for _, seq_id in drawing[part]]
             for it, result in zip(drawn, self._sampler.sample([d.state for d in drawn], logits), strict=True):
                 if isinstance(result, SampleError):
                     failed[result.seq_id] = result.message
@@ -88,6 +143,28 @@ class Executor:
                     samples.append(result)
                     it.output.append(result.token_id)
         return tuple(samples), failed
+
+    def _candidates(
+        self, plan: StepPlan, last_rows: I32
+    ) -> tuple[dict[SeqId, tuple[tuple[int, float], ...]], dict[SeqId, str]]:
+        """The most likely tokens of each live beam."""
+        beams = [(s, piece) for s, piece in enumerate(plan.slices) if piece.num_candidates]
+        found: dict[SeqId, tuple[tuple[int, float], ...]] = {}
+        failed: dict[SeqId, str] = {}
+        for part, logits in self._logits(last_rows[[s for s, _ in beams]]):
+            for (_, piece), row in zip(beams[part], logits, strict=True):
+                best = candidates(row, piece.num_candidates)
+                if best is None:
+                    failed[piece.seq_id] = "the model's logits are not finite; check the model file"
+                else:
+                    found[piece.seq_id] = best
+        return found, failed
+
+    def _logits(self, rows: I32) -> Iterator[tuple[slice, F32]]:
+        """The logits of `rows` in parts that fit the buffer: which of them, and [R, V]."""
+        for first in range(0, len(rows), self._max_logit_rows):
+            part = slice(first, min(first + self._max_logit_rows, len(rows)))
+            yield part, self._runner.logits(np.ascontiguousarray(rows[part], np.int32))
 
     def _prompt_logprobs(self, plan: StepPlan, inputs: StepInputs) -> dict[SeqId, tuple[TokenLogprobs, ...]]:
         found = {}
@@ -101,10 +178,8 @@ class Executor:
         drawn = self._sequences[piece.seq_id]
         following = drawn.prompt[piece.start + 1 : piece.end + 1]
         logprobs: list[TokenLogprobs] = []
-        for first in range(0, len(following), self._max_logit_rows):
-            part = following[first : first + self._max_logit_rows]
-            rows = np.arange(first_row + first, first_row + first + len(part), dtype=np.int32)
-            logits: F32 = self._runner.logits(rows)  # [R, V]
-            k = drawn.state.params.prompt_logprobs or 0
-            logprobs += self._sampler.prompt_logprobs(logits, part, k)
+        k = drawn.state.params.prompt_logprobs or 0
+        rows = np.arange(first_row, first_row + len(following), dtype=np.int32)
+        for part, logits in self._logits(rows):
+            logprobs += self._sampler.prompt_logprobs(logits, following[part], k)
         return tuple(logprobs)

@@ -115,10 +115,10 @@ class LLM:
             while running:
                 for request_id, delta in self._step(running):
                     _extend(running[request_id], delta)
-                    if running[request_id].assembler.is_done:
-                        del running[request_id]
-                        if on_progress is not None:
-                            on_progress(len(batch) - len(running), len(batch))
+                for request_id in [r for r, state in running.items() if state.assembler.is_done]:
+                    del running[request_id]
+                    if on_progress is not None:
+                        on_progress(len(batch) - len(running), len(batch))
         finally:
             self._abort(running)
         return outputs

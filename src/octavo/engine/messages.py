@@ -46,6 +46,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
     prompt_logprobs: list[Logprob] | None = None  # with the first token; one per prompt token but the first
     error: str | None = None  # with finish_reason "error"
+    score: float | None = None  # beam search: what the choices are ranked by
 
 
 class StepStats(msgspec.Struct, frozen=True):
@@ -57,8 +58,18 @@ class StepStats(msgspec.Struct, frozen=True):
     blocks_used: int = 0
     blocks_free: int = 0
     block_size: int = 0
+    requests_swapped: int = 0  # of the waiting ones
+    blocks_cached: int = 0  # of the free ones: their content can still be found
+    blocks_shared: int = 0  # of the used ones: in more than one table
+    blocks_saved: int = 0  # that would be used more if nothing were shared
+    swap_blocks_total: int = 0
+    swap_blocks_used: int = 0
     slots_filled: int = 0  # token slots that hold keys and values, of blocks_used * block_size
-    preemptions_total: int = 0
+    preemptions_total: dict[str, int] = {}  # by kind: recompute, swap
+    blocks_swapped_out_total: int = 0
+    blocks_swapped_in_total: int = 0
+    blocks_copied_total: int = 0  # on write
+    prompt_tokens_cached_total: int = 0
     recomputed_tokens_total: int = 0
     prompt_tokens_total: int = 0  # of requests admitted
     generated_tokens_total: int = 0

@@ -19,7 +19,9 @@ class EngineObserver:
 
     def on_arrival(self, request: GenerateRequest) -> None:
         self._events.on_arrival(request.request_id, request.arrival_s or monotonic())
-        self._unfinished[request.request_id] = request.params.n
+        params = request.params
+        is_beam = params.beam_width is not None
+        self._unfinished[request.request_id] = params.n if is_beam else params.num_sequences
 
     def on_abort(self, request_id: str) -> None:
         if self._unfinished.pop(request_id, None) is not None:
@@ -31,8 +33,8 @@ class EngineObserver:
         """The state after a step that was planned in [started, planned) and ended at `ended`, in seconds."""
         for request_id in self._scheduler.admitted_requests:
             self._events.on_scheduled(request_id, started)
-        for request_id in self._scheduler.preempted_requests:
-            self._events.on_preempted(request_id, started)
+        for decision in self._scheduler.preemptions:
+            self._events.on_preempted(decision.request_id, started)
         for output in outputs:
             self._observe_output(output, ended)
         self._num_steps += 1
@@ -43,8 +45,8 @@ class EngineObserver:
         return self._stats(0.0, 0.0)
 
     def _observe_output(self, output: SequenceOutput, now: float) -> None:
-        if output.token_id is not None:
-            self._events.on_tokens(output.request_id, 1, now, output.index)
+        if output.token_ids:
+            self._events.on_tokens(output.request_id, len(output.token_ids), now, output.index)
         if output.finish_reason is not None:
             self._unfinished[output.request_id] -= 1
             if not self._unfinished[output.request_id]:
@@ -63,7 +65,20 @@ class EngineObserver:
             blocks_free=cache.num_blocks_free,
             block_size=cache.block_size,
             slots_filled=cache.num_slots_filled,
-            preemptions_total=counters.num_preemptions,
+            requests_swapped=self._scheduler.num_swapped,
+            blocks_cached=cache.num_blocks_cached,
+            blocks_shared=cache.num_blocks_shared,
+            blocks_saved=cache.num_blocks_saved,
+            swap_blocks_total=self._scheduler.swap.num_blocks if self._scheduler.swap is not None else 0,
+            swap_blocks_used=self._scheduler.swap.num_used if self._scheduler.swap is not None else 0,
+            preemptions_total={
+                "recompute": counters.num_preemptions_recompute,
+                "swap": counters.num_preemptions_swap,
+            },
+            blocks_swapped_out_total=counters.num_blocks_swapped_out,
+            blocks_swapped_in_total=counters.num_blocks_swapped_in,
+            blocks_copied_total=counters.num_blocks_copied,
+            prompt_tokens_cached_total=counters.num_prompt_tokens_cached,
             recomputed_tokens_total=counters.num_recomputed_tokens,
             prompt_tokens_total=counters.num_prompt_tokens,
             generated_tokens_total=counters.num_generated_tokens,

@@ -81,6 +81,9 @@ class Metrics:
         return generate_latest(self.registry)
 
 
+KINDS = {"recompute": 0, "swap": 0}  # of preemption, before the first
+
+
 class _EngineCollector(Collector):
     """The latest StepStats, as gauges and counters."""
 
@@ -109,10 +112,24 @@ class _EngineCollector(Collector):
         s = self._stats
         yield _gauge("requests_running", "Requests that hold blocks.", s.requests_running)
         yield _gauge("requests_waiting", "Requests that wait for blocks or for a place.", s.requests_waiting)
+        yield _gauge(
+            "requests_swapped", "Waiting requests whose blocks are in the swap space.", s.requests_swapped
+        )
         blocks = GaugeMetricFamily("octavo_kv_blocks", "Blocks of the KV cache.", labels=("state",))
-        for state, count in (("used", s.blocks_used), ("free", s.blocks_free), ("total", s.blocks_total)):
+        for state, count in (
+            ("used", s.blocks_used),
+            ("free", s.blocks_free),
+            ("cached", s.blocks_cached),
+            ("shared", s.blocks_shared),
+            ("total", s.blocks_total),
+        ):
             blocks.add_metric((state,), count)
         yield blocks
+        yield _gauge("kv_blocks_saved", "Blocks that sharing saves now.", s.blocks_saved)
+        swap = GaugeMetricFamily("octavo_swap_blocks", "Blocks of the swap space.", labels=("state",))
+        swap.add_metric(("used",), s.swap_blocks_used)
+        swap.add_metric(("total",), s.swap_blocks_total)
+        yield swap
         usage = s.blocks_used / s.blocks_total if s.blocks_total else 0.0
         yield _gauge("kv_usage_ratio", "Used blocks of all blocks, 0 to 1.", usage)
         yield _gauge("kv_block_slots", "Token slots in one block.", s.block_size)
@@ -122,7 +139,15 @@ class _EngineCollector(Collector):
 
     def _counters(self) -> Iterator[Metric]:
         s = self._stats
-        yield _labelled("preemptions", "Preemptions.", "kind", {"recompute": s.preemptions_total})
+        yield _labelled("preemptions", "Preemptions.", "kind", KINDS | s.preemptions_total)
+        moved = {"out": s.blocks_swapped_out_total, "in": s.blocks_swapped_in_total}
+        yield _labelled("swapped_blocks", "Blocks moved to and from the swap space.", "direction", moved)
+        yield _counter(
+            "copied_blocks", "Blocks copied because a shared one was written.", s.blocks_copied_total
+        )
+        yield _counter(
+            "prefix_tokens_hit", "Prompt tokens found in the prefix cache.", s.prompt_tokens_cached_total
+        )
         yield _counter(
             "recomputed_tokens", "Tokens computed again after preemption.", s.recomputed_tokens_total
         )

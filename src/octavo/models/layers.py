@@ -24,7 +24,7 @@ from octavo.backends.ops import (
     WeightDtype,
 )
 from octavo.core.kv_groups import KVLayer
-from octavo.core.kv_spec import FullAttentionSpec, KVCacheSpec
+from octavo.core.kv_spec import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from octavo.models.config import ModelConfig
 
 
@@ -70,6 +70,8 @@ class Attention:
     num_heads: int  # H
     num_kv_heads: int  # K
     head_size: int  # D
+    scale: float  # factor of q·k
+    softcap: float | None  # of the scaled scores
     window: int | None  # positions a query sees, itself included; None: all
     norm_eps: float
     rope: Rope
@@ -82,11 +84,12 @@ class Attention:
 
     @property
     def kv_spec(self) -> KVCacheSpec:
-        """A window is a mask here: the blocks behind it stay."""
-        return FullAttentionSpec(self.num_kv_heads, self.head_size)
+        if self.window is None:
+            return FullAttentionSpec(self.num_kv_heads, self.head_size)
+        return SlidingWindowSpec(self.num_kv_heads, self.head_size, self.window)
 
-    def forward(self, ops: Ops, x: Array, residual: Array, layer: KVLayer) -> Array:
-        """residual + attention(x) → [T, E]."""
+    def forward(self, ops: Ops, x: Array, residual: Array | None, layer: KVLayer) -> Array:
+        """(residual +) attention(x) → [T, E]."""
         q_width, kv_width = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
         qkv = ops.linear(x, self.qkv, self.qkv_bias)  # [T, H·D + 2·K·D]
         q, k, v = ops.split(qkv, (q_width, kv_width, kv_width))
@@ -97,11 +100,13 @@ class Attention:
         q = ops.rope(q, self.rope, self.head_size)
         k = ops.rope(k, self.rope, self.head_size)
         ops.write_kv(k, v, layer)
-        mixed = ops.paged_attention(q, layer, self.head_size**-0.5, self.window)  # [T, H·D]
+        mixed = ops.paged_attention(q, layer, self.scale, self.window, self.softcap)  # [T, H·D]
         return ops.linear(mixed, self.out, self.out_bias, residual)
 
     @classmethod
-    def load(cls, config: ModelConfig, load: ParameterLoader, prefix: str, rope: Rope) -> Attention:
+    def load(
+        cls, config: ModelConfig, load: ParameterLoader, prefix: str, rope: Rope, window: int | None = None
+    ) -> Attention:
         """The attention of the layer whose tensors are called `prefix`.q and so on."""
         q, k, v, o = (f"{prefix}.{part}" for part in "qkvo")
         biases = (f"{q}.bias", f"{k}.bias", f"{v}.bias")
@@ -109,7 +114,9 @@ class Attention:
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_size=config.head_size,
-            window=config.sliding_window,
+            scale=config.head_size**-0.5 if config.query_scale is None else config.query_scale,
+            softcap=config.attention_softcap,
+            window=window,
             norm_eps=config.rms_norm_eps,
             rope=rope,
             qkv=load.matrix(q, k, v),
@@ -129,8 +136,8 @@ class GatedMLP:
     down: Matrix  # [E, F]
     activation: Activation
 
-    def forward(self, ops: Ops, x: Array, residual: Array) -> Array:
-        """residual + mlp(x) → [T, E]."""
+    def forward(self, ops: Ops, x: Array, residual: Array | None) -> Array:
+        """(residual +) mlp(x) → [T, E]."""
         hidden = ops.gated_linear(x, self.gate_up, self.activation)  # [T, F]
         return ops.linear(hidden, self.down, residual=residual)
 

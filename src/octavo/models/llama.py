@@ -76,7 +76,7 @@ class Llama:
         num_parts = config.num_layers + 2
         frequencies = rope_frequencies(config.rope, config.head_size)
         rope = load.backend.rope(frequencies, attention_scale(config.rope))
-        embed, head = _load_ends(config, load)
+        embed, head = load_ends(config, load)
         progress(1, num_parts)
         layers = []
         for i in range(config.num_layers):
@@ -84,7 +84,7 @@ class Llama:
             layers.append(
                 DecoderLayer(
                     input_norm=load.vector(f"{prefix}.input_norm"),
-                    attention=Attention.load(config, load, prefix, rope),
+                    attention=Attention.load(config, load, prefix, rope, config.window(i)),
                     post_norm=load.vector(f"{prefix}.post_norm"),
                     mlp=GatedMLP.load(config, load, prefix),
                 )
@@ -95,7 +95,7 @@ class Llama:
         return cls(config, embed, layers, norm, head)
 
 
-def _load_ends(config: ModelConfig, load: ParameterLoader) -> tuple[Embedding, Matrix]:
+def load_ends(config: ModelConfig, load: ParameterLoader) -> tuple[Embedding, Matrix]:
     """The lookup table and the output matrix: two packings of one tensor where they are tied."""
     table = load.source.tensor("embed")  # [V, E]
     embed = load.backend.embedding(table, load.weight_dtype)

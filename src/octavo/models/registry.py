@@ -11,8 +11,10 @@ from octavo.backends.ops import Backend, Model, WeightDtype
 from octavo.core.kv_spec import KVCacheSpec
 from octavo.errors import UnsupportedModelError
 from octavo.models.config import ModelConfig
+from octavo.models.gemma3 import Gemma3
 from octavo.models.layers import ParameterLoader, TensorSource
 from octavo.models.llama import Llama, Progress
+from octavo.models.mamba_hybrid import MambaHybrid
 
 
 class CausalModel(Model, Protocol):
@@ -25,8 +27,12 @@ class CausalModel(Model, Protocol):
         ...
 
 
-MODELS: dict[str, type[Llama]] = {
+MODELS: dict[str, type[Llama] | type[Gemma3] | type[MambaHybrid]] = {
+    "bamba": MambaHybrid,
+    "gemma2": Gemma3,
+    "gemma3": Gemma3,
     "llama": Llama,  # Llama 2 and 3, SmolLM, and all that share their layout
+    "mamba2": MambaHybrid,
     "mistral": Llama,
     "qwen2": Llama,
     "qwen3": Llama,

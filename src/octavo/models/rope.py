@@ -27,7 +27,8 @@ F64 = NDArray[np.float64]
 
 
 def rope_frequencies(rope: RopeConfig, head_size: int) -> F32:
-    """Radians per position → [D/2]."""
+    """Radians per position of each rotated pair → [D/2], or fewer where only a share of D is rotated."""
+    head_size = int(head_size * rope.rotated_share)
     if head_size % 2:
         raise UnsupportedModelError(f"rotary embedding needs an even head size, the model has {head_size}")
     exponents = np.arange(0, head_size, 2, dtype=np.float64) / head_size  # [D/2]

@@ -212,6 +212,17 @@ def token_logprobs(row: F32, token_id: int, k: int) -> TokenLogprobs:
     )
 
 
+def candidates(row: F32, k: int) -> tuple[tuple[int, float], ...] | None:
+    """The k most likely (token id, log-probability) under log-softmax(row), best first, ties by lowest id.
+
+    None when the row is not finite enough to say.
+    """
+    norm = ops.log_sum_exp(row)
+    if not np.isfinite(norm):
+        return None
+    return tuple((int(i), float(row[i]) - norm) for i in ops.top_ids(row, min(k, len(row))))
+
+
 def _top_p_length(probabilities: F64, top_p: float) -> int:
     """How many of the best tokens, sorted best first, make up `top_p` of their sum; at least one."""
     if top_p >= 1.0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,6 +11,8 @@ class SchedulerConfig:
     max_num_batched_tokens: int  # tokens in one step
     max_num_seqs: int  # sequences running at once
     max_model_len: int  # tokens of one sequence, prompt and output together
+    preemption_mode: Literal["recompute", "swap", "auto"] = "recompute"
+    force_preemption: bool = False  # tests only: preempt whoever has made progress, at every step
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:

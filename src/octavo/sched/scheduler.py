@@ -1,7 +1,7 @@
 """Scheduler: first come first served, continuous batching, chunks within a token budget, preemption.
 
     step(now)  → StepPlan      which tokens to compute; blocks are taken here
-    apply(...) → outputs       append what was sampled; finish and free
+    apply(...) → outputs       append what was sampled; fork, finish and free
 
 Running requests are served in order of arrival, then waiting ones are admitted in order of arrival while
 budget and blocks last. The running requests are always the earliest arrivals that have not finished: only
@@ -10,84 +10,91 @@ the latest gives way, and it comes back before anyone newer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from octavo.core.allocator import KVAllocator, Match
+from octavo.core.allocator import KVAllocator, Match, SwapAllocator
 from octavo.core.block import SeqId
-from octavo.core.finish import finish_reason_for_token
-from octavo.core.request import FinishReason, Request, RequestStatus, Sequence
-from octavo.core.step import CopyBlock, SequenceSlice, StepPlan, StepResult, TokenLogprobs
+from octavo.core.request import Request, RequestStatus, Sequence
+from octavo.core.step import CopyBlock, SequenceSlice, StepPlan, StepResult
 from octavo.errors import ContextLengthError
-from octavo.sched.budget import SchedulerConfig, TokenBudget
-from octavo.sched.preempt import choose_victim, headroom_blocks
+from octavo.sched.apply import Applier
+from octavo.sched.beams import finish_beams
+from octavo.sched.book import RequestBook
+from octavo.sched.budget import SchedulerConfig
+from octavo.sched.groups import (
+    blocks_promised,
+    blocks_to_start,
+    draws_with,
+    next_fork_point,
+    set_origins,
+)
+from octavo.sched.plan_builder import PlanBuilder
+from octavo.sched.preempt import Preempter, choose_victim, headroom_blocks
 from octavo.sched.queue_policy import WaitingQueue
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceOutput:
-    """What one step gave one sequence. `token_id` is None when it ended without a new token."""
-
-    request_id: str
-    index: int
-    token_id: int | None
-    finish_reason: FinishReason | None = None
-    stopped_by_token: bool = False  # token_id is an end-of-sequence or stop token
-    logprobs: TokenLogprobs | None = None
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
-    error: str | None = None  # with finish_reason "error"
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Counts since the start."""
-
-    num_preemptions: int = 0
-    num_recomputed_tokens: int = 0  # tokens whose keys and values were dropped by preemption
-    num_prompt_tokens: int = 0  # of requests admitted for the first time
-    num_prompt_tokens_cached: int = 0  # of these, found in the prefix cache
-    num_generated_tokens: int = 0
-    num_computed_tokens: int = 0
+from octavo.sched.records import PreemptionDecision, SchedulerCounters, SequenceOutput
 
 
 class Scheduler:
     """The one policy of engine and simulator. It owns the requests and asks the allocator for blocks."""
 
-    def __init__(self, config: SchedulerConfig, allocator: KVAllocator, block_size: int) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        allocator: KVAllocator,
+        block_size: int,
+        swap: SwapAllocator | None = None,
+    ) -> None:
         self.config = config
         self.allocator = allocator
+        self.swap = swap
         self.block_size = block_size
-        self.waiting = WaitingQueue()
-        self.running: list[Request] = []
         self.counters = SchedulerCounters()
-        self._requests: dict[str, Request] = {}
-        self._sequences: dict[SeqId, tuple[Request, Sequence]] = {}
-        self._num_arrived = 0
+        self.book = RequestBook(allocator, swap)
+        self.preempter = Preempter(self.book, config, self.counters)
+        self._applier = Applier(self.book, config.max_model_len, self.counters)
         self._num_steps = 0
-        self._finished: list[SeqId] = []  # ended since the last plan
-        self._ended: list[SequenceOutput] = []  # outputs decided in step(), delivered by apply()
-        self._slices: list[SequenceSlice] = []  # of the plan being made
-        self._copies: list[CopyBlock] = []
-        self._preempted: list[SeqId] = []
-        self.admitted_requests: list[str] = []  # by the last plan, new or resumed
-        self.preempted_requests: list[str] = []  # by the last plan
+        self._builder = PlanBuilder(0)  # of the last plan
 
     # ── what the engine asks ────────────────────────────────────────────────────────────────────────
 
     @property
+    def running(self) -> list[Request]:
+        return self.book.running
+
+    @property
+    def waiting(self) -> WaitingQueue:
+        return self.book.waiting
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.running or len(self.waiting) or self._finished)
+        return bool(self.running or len(self.waiting) or self.book.finished)
 
     @property
     def num_running_seqs(self) -> int:
         return sum(len(r.live) for r in self.running)
 
+    @property
+    def num_swapped(self) -> int:
+        """Requests whose blocks lie in the swap space."""
+        return sum(r.status is RequestStatus.SWAPPED for r in self.waiting)
+
+    @property
+    def admitted_requests(self) -> list[str]:
+        """By the last plan, new or resumed."""
+        return self._builder.admitted
+
+    @property
+    def preemptions(self) -> list[PreemptionDecision]:
+        """By the last plan."""
+        return self._builder.decisions
+
     def request(self, request_id: str) -> Request | None:
-        return self._requests.get(request_id)
+        return self.book.requests.get(request_id)
 
     def sequence(self, seq_id: SeqId) -> Sequence:
-        return self._sequences[seq_id][1]
+        return self.book.sequences[seq_id][1]
+
+    def new_seq_id(self) -> SeqId:
+        return self.book.new_seq_id()
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -95,154 +102,228 @@ class Scheduler:
         Raises ContextLengthError when it can never run: a prompt that leaves no room for one token in the
         model's context, or one that needs more blocks than the pool has.
         """
+        set_origins(request)
         self._refuse_unservable(request)
-        assert request.request_id not in self._requests, f"request {request.request_id} exists"
-        request.order = self._num_arrived
-        self._num_arrived += 1
-        self._requests[request.request_id] = request
-        for seq in request.sequences:
-            self._sequences[seq.seq_id] = (request, seq)
-        self.waiting.push(request)
+        self.book.add(request)
 
     def abort(self, request_id: str) -> bool:
         """End a request at once, wherever it is; its blocks are free. False when it is not known."""
-        request = self._requests.get(request_id)
+        request = self.book.requests.get(request_id)
         if request is None:
             return False
-        for seq in list(request.live):
-            self._end_sequence(request, seq, "abort")
+        self.book.end_all(request, "abort")
         return True
 
     # ── step: decide ────────────────────────────────────────────────────────────────────────────────
 
     def step(self, now: float) -> StepPlan:
         """Plan the next step and take its blocks. `now` is the caller's clock, in seconds."""
-        self._slices, self._copies, self._preempted = [], [], []
-        self.admitted_requests, self.preempted_requests = [], []
-        budget = TokenBudget(self.config.max_num_batched_tokens)
-        promised = self._continue_running(budget)
-        if not self._preempted:
-            self._admit_waiting(budget, promised)
-        finished, self._finished = tuple(self._finished), []
+        self._builder = PlanBuilder(self.config.max_num_batched_tokens)
+        if self.config.force_preemption:
+            self._preempt_progressed()
+        promised = self._continue_running()
+        if not self._builder.decisions:
+            self._admit_waiting(promised)
+        finished, self.book.finished = self.book.finished, []
         self._num_steps += 1
-        return StepPlan(
-            step=self._num_steps,
-            slices=tuple(self._slices),
-            copies=tuple(self._copies),
-            preempted=tuple(self._preempted),
-            finished=finished,
-        )
+        return self._builder.build(self._num_steps, finished)
 
-    def _continue_running(self, budget: TokenBudget) -> int:
+    def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[SequenceOutput]:
+        """Append the sampled tokens, fork, finish what is done, free its blocks."""
+        if result.swap_failure == "in":
+            for request in self._builder.swapped_in:
+                self.running.remove(request)
+                self.preempter.drop(request)
+                self.waiting.push(request)
+            outputs, self.book.ended = self.book.ended, []
+            return outputs
+        if result.swap_failure == "out":
+            for request in self._builder.swapped_out:
+                self.preempter.drop(request)
+        self.counters.num_blocks_copied += len(plan.copies)
+        return self._applier.apply(plan, result)
+
+    def fail(self, plan: StepPlan, message: str) -> list[SequenceOutput]:
+        """The step itself went wrong: end the requests that were in it; the waiting lose nothing."""
+        return self._applier.fail(plan, message)
+
+    def _continue_running(self) -> int:
         """Give every running request its next tokens, oldest first. Returns the blocks that requests still
         reading their prompt were promised but do not hold yet."""
         promised = 0
         position = 0
         while position < len(self.running):
             request = self.running[position]
-            if not self._schedule(request, budget):
+            if not self._schedule(request):
                 if self._make_room(request):
                     continue  # somebody gave way: try the same request again
                 break  # it gave way itself, and it was the last
-            promised += self._blocks_promised(request)
+            promised += blocks_promised(request, self.allocator)
             position += 1
         return promised
 
     def _make_room(self, request: Request) -> bool:
-        """Preempt the latest arrival. False when that was `request` itself or when it had to be ended."""
+        """Preempt the latest arrival, or shorten a request that is alone in a full pool. False when `request`
+        is no longer running."""
         victim = choose_victim(self.running)
-        if victim is None:
-            # Alone and the pool is full: nobody will ever free a block for it.
-            for seq in list(request.live):
-                self._end_sequence(request, seq, "length", deliver=True)
-            return False
-        self._preempt(victim)
-        return victim is not request
+        if victim is not None:
+            self._preempt(victim)
+            return victim is not request
+        if request.beam is not None:
+            self.book.ended += finish_beams(self.book, request)
+        else:
+            # Nobody will ever free a block for it: its last choice ends here, the others may go on.
+            last = request.live[-1]
+            self.book.ended.append(SequenceOutput(request.request_id, last.index, (), "length"))
+            self.book.end_sequence(request, last, "length")
+        return bool(request.live)
 
-    def _schedule(self, request: Request, budget: TokenBudget) -> bool:
+    def _preempt(self, victim: Request) -> None:
+        started = [s.seq_id for s in victim.started]
+        decision, moves = self.preempter.preempt(victim)
+        self._builder.decisions.append(decision)
+        self._builder.preempted += started
+        self._builder.swap_out += moves
+        if decision.mode == "swap":
+            self._builder.swapped_out.append(victim)
+
+    def _preempt_progressed(self) -> None:
+        """Stress for tests: whoever has computed all it knows loses its blocks."""
+        for request in list(self.running):
+            if all(s.is_started and s.gap <= 1 for s in request.live):
+                self._preempt(request)
+
+    def _schedule(self, request: Request) -> bool:
         """Add the request's slices to the plan; False, with none added, when blocks are short."""
+        builder = self._builder
+        self._start_forks(request)
+        if request.beam is not None and self._beams_must_wait(request):
+            return True
+        before = builder.num_left
         slices: list[SequenceSlice] = []
         copies: list[CopyBlock] = []
-        for seq in request.live:
-            num_tokens = budget.take(seq.gap)
-            if not num_tokens:
+        for seq in request.started:
+            end = self._slice_end(request, seq)
+            if end == seq.num_computed_tokens:
                 continue
-            end = seq.num_computed_tokens + num_tokens
             growth = self.allocator.grow(seq.seq_id, end)
             if growth is None:
-                budget.num_left += num_tokens + sum(s.num_tokens for s in slices)
+                builder.num_left = before
                 return False
-            copies.extend(growth.copies)
+            builder.num_left -= end - seq.num_computed_tokens
+            copies += growth.copies
+            draws = end == seq.num_tokens
             slices.append(
                 SequenceSlice(
                     seq_id=seq.seq_id,
                     start=seq.num_computed_tokens,
                     token_ids=tuple(seq.token_ids[seq.num_computed_tokens : end]),
-                    needs_sample=end == seq.num_tokens,
-                    prompt_logprobs=_wants_prompt_logprobs(request, seq),
                     table_writes=growth.table_writes,
+                    sample_for=self._sample_for(request, seq) if draws and request.beam is None else (),
+                    num_candidates=request.beam.num_candidates if draws and request.beam is not None else 0,
+                    prompt_logprobs=_wants_prompt_logprobs(request, seq),
                 )
             )
-        self._slices.extend(slices)
-        self._copies.extend(copies)
+        builder.add(slices, copies)
         return True
 
-    def _admit_waiting(self, budget: TokenBudget, promised: int) -> None:
+    def _beams_must_wait(self, request: Request) -> bool:
+        """Beams move on together or not at all."""
+        is_decoding = all(s.gap <= 1 for s in request.live)
+        return is_decoding and self._builder.num_left < sum(s.gap for s in request.live)
+
+    def _slice_end(self, request: Request, seq: Sequence) -> int:
+        """How far the sequence gets in this step."""
+        start = seq.num_computed_tokens
+        wanted = seq.num_tokens
+        if len(request.live) > 1:
+            wanted = min(wanted, next_fork_point(seq, request) or wanted)
+        end = start + self._builder.take(wanted - start)
+        return self.allocator.chunk_end(start, end)
+
+    def _sample_for(self, request: Request, seq: Sequence) -> tuple[SeqId, ...]:
+        if len(request.live) == 1:
+            return (seq.seq_id,)
+        return (seq.seq_id, *(s.seq_id for s in draws_with(seq, request)))
+
+    def _start_forks(self, request: Request) -> None:
+        """Start the sequences of a group whose parents have come to where they part."""
+        if len(request.live) == 1 and request.live[0].is_started:
+            return
+        for seq in request.live:
+            if seq.is_started:
+                continue
+            parent, point = seq.origin if seq.origin is not None else (None, 0)
+            if parent is not None and parent.is_started:
+                if parent.num_computed_tokens == point and seq.gap and seq.num_tokens > point:
+                    self.book.fork(parent, seq)
+                if parent.num_computed_tokens <= point:
+                    continue
+            elif parent is not None and parent.finish_reason is None:
+                continue
+            self._start_sequence(request, seq, self._match(request, seq))
+
+    def _admit_waiting(self, promised: int) -> None:
         """Admit in order of arrival while all of the next request's known tokens fit beside the rest."""
-        num_seqs = self.num_running_seqs
-        while (request := self.waiting.head()) is not None and budget.num_left:
-            match = self._match(request)
-            needed = sum(self.allocator.blocks_for(s.num_tokens) for s in request.live)
-            needed -= match.num_blocks_shared if match is not None else 0
+        num_seqs = sum(_num_seqs(r) for r in self.running)
+        while (request := self.waiting.head()) is not None and self._builder.num_left:
+            first = request.live[0]
+            match = None if request.status is RequestStatus.SWAPPED else self._match(request, first)
+            needed = self._blocks_to_admit(request, match)
             headroom = headroom_blocks(num_seqs, self.block_size)
             if needed + promised + headroom > self.allocator.num_blocks_free:
                 return
-            if num_seqs + len(request.live) > self.config.max_num_seqs:
+            if num_seqs + _num_seqs(request) > self.config.max_num_seqs:
                 return
             self.waiting.pop()
             self._start(request, match)
-            scheduled = self._schedule(request, budget)
+            scheduled = self._schedule(request)
             assert scheduled, f"request {request.request_id} was admitted without blocks"
-            promised += self._blocks_promised(request)
-            num_seqs += len(request.live)
+            promised += blocks_promised(request, self.allocator)
+            num_seqs += _num_seqs(request)
 
-    def _match(self, request: Request) -> Match | None:
-        """What the prefix cache has of it. Prompt log-probabilities need every row computed."""
-        seq = request.live[0]
-        if request.params.prompt_logprobs is not None and len(seq.prompt_logprobs) < seq.num_prompt_tokens - 1:
-            return None
-        return self.allocator.match(seq.token_ids, request.tenant)
+    def _blocks_to_admit(self, request: Request, match: Match | None) -> int:
+        """Blocks for all its known tokens. An estimate above the whole pool (choices share less than
+        before) must not keep it waiting for ever."""
+        if request.status is RequestStatus.SWAPPED:
+            assert self.swap is not None
+            needed = self.swap.blocks_needed([s.seq_id for s in request.started])
+            needed += len(request.started) * self.allocator.blocks_for(1)  # the next slot of each
+        else:
+            needed = 0
+        needed += blocks_to_start(request, self.allocator)
+        needed -= match.num_blocks_shared if match is not None else 0
+        return min(needed, self.allocator.num_blocks_total)
 
     def _start(self, request: Request, match: Match | None) -> None:
-        num_hit = match.num_tokens if match is not None else 0
-        for seq in request.live:
-            self.allocator.admit(seq.seq_id, request.tenant, match)
-            seq.num_computed_tokens = num_hit
+        if request.status is RequestStatus.SWAPPED:
+            assert self.swap is not None
+            moves = self.swap.swap_in([s.seq_id for s in request.started])
+            self._builder.swap_in += moves
+            self._builder.swapped_in.append(request)
+            self.counters.num_blocks_swapped_in += len(moves)
+        else:
+            self._start_sequence(request, request.live[0], match)
         if request.status is RequestStatus.WAITING:
+            num_hit = request.live[0].num_computed_tokens
             self.counters.num_prompt_tokens += request.num_prompt_tokens
             self.counters.num_prompt_tokens_cached += num_hit
             request.live[0].num_cached_tokens = num_hit
         request.status = RequestStatus.RUNNING
         self.running.append(request)
-        self.admitted_requests.append(request.request_id)
+        self._builder.admitted.append(request.request_id)
 
-    def _blocks_promised(self, request: Request) -> int:
-        """Blocks its known tokens will need beyond those it holds."""
-        return sum(self.allocator.blocks_missing(s.seq_id, s.num_tokens) for s in request.live if s.gap > 1)
+    def _match(self, request: Request, seq: Sequence) -> Match | None:
+        """What the prefix cache has of it. Prompt log-probabilities need every row computed."""
+        if _wants_prompt_logprobs(request, seq):
+            return None
+        return self.allocator.match(seq.token_ids, request.tenant)
 
-    def _preempt(self, request: Request) -> None:
-        """Drop its blocks; its tokens stay known and will be computed again."""
-        self.running.remove(request)
-        for seq in request.live:
-            self.allocator.release(seq.seq_id)
-            self._preempted.append(seq.seq_id)
-            self.counters.num_recomputed_tokens += seq.num_computed_tokens
-            seq.num_computed_tokens = 0
-        request.status = RequestStatus.PREEMPTED
-        request.num_preemptions += 1
-        self.counters.num_preemptions += 1
-        self.preempted_requests.append(request.request_id)
-        self.waiting.push(request)
+    def _start_sequence(self, request: Request, seq: Sequence, match: Match | None) -> None:
+        self.allocator.admit(seq.seq_id, request.tenant, match)
+        seq.num_computed_tokens = match.num_tokens if match is not None else 0
+        seq.is_started = True
+        seq.origin = None
 
     def _refuse_unservable(self, request: Request) -> None:
         num_tokens = request.num_prompt_tokens
@@ -252,91 +333,24 @@ class Scheduler:
                 f"least one must be left for the answer: shorten the prompt",
                 param="prompt",
             )
-        needed = self.allocator.blocks_for(num_tokens) * len(request.sequences)
+        needed = blocks_to_start(request, self.allocator)
         if needed > self.allocator.num_blocks_total:
             raise ContextLengthError(
                 f"the prompt of {num_tokens} tokens needs {needed} KV-cache blocks of {self.block_size} and "
                 f"the pool has {self.allocator.num_blocks_total}: shorten it or give --kv-cache-memory more",
                 param="prompt",
             )
+        if _num_seqs(request) > self.config.max_num_seqs:
+            raise ContextLengthError(
+                f"the request asks for {_num_seqs(request)} sequences at once and the engine runs at most "
+                f"{self.config.max_num_seqs}: ask for fewer or raise --max-num-seqs",
+                param="n",
+            )
 
-    # ── apply: record ───────────────────────────────────────────────────────────────────────────────
 
-    def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[SequenceOutput]:
-        """Append the sampled tokens, finish what is done, free its blocks."""
-        outputs, self._ended = self._ended, []
-        samples = iter(result.samples)
-        for piece in plan.slices:
-            request, seq = self._sequences[piece.seq_id]
-            seq.num_computed_tokens = piece.end
-            self.allocator.commit(piece.seq_id, seq.token_ids, piece.end)
-            self.counters.num_computed_tokens += piece.num_tokens
-            _keep_prompt_logprobs(seq, piece, result)
-            if piece.seq_id in result.failed:
-                outputs.append(self._fail(request, seq, result.failed[piece.seq_id]))
-            elif piece.needs_sample:
-                sample = next(samples)
-                assert sample.seq_id == piece.seq_id, f"sample of {sample.seq_id} for {piece.seq_id}"
-                outputs.append(self._append(request, seq, sample.token_id, sample.logprobs))
-        return outputs
-
-    def fail(self, plan: StepPlan, message: str) -> list[SequenceOutput]:
-        """The step itself went wrong: end the sequences that were in it; the waiting lose nothing."""
-        outputs, self._ended = self._ended, []
-        for piece in plan.slices:
-            outputs.append(self._fail(*self._sequences[piece.seq_id], message))
-        return outputs
-
-    def _fail(self, request: Request, seq: Sequence, message: str) -> SequenceOutput:
-        self._end_sequence(request, seq, "error")
-        return SequenceOutput(request.request_id, seq.index, None, "error", error=message)
-
-    def _append(
-        self, request: Request, seq: Sequence, token_id: int, logprobs: TokenLogprobs | None
-    ) -> SequenceOutput:
-        seq.token_ids.append(token_id)
-        self.counters.num_generated_tokens += 1
-        reason: FinishReason | None = finish_reason_for_token(
-            request.params, request.eos_token_ids, token_id, seq.num_output_tokens
-        )
-        stopped_by_token = reason == "stop"
-        if reason is None and seq.num_tokens >= self.config.max_model_len:
-            reason = "length"
-        if reason is not None:
-            self._end_sequence(request, seq, reason)
-        is_first = seq.num_output_tokens == 1 and request.params.prompt_logprobs is not None
-        return SequenceOutput(
-            request_id=request.request_id,
-            index=seq.index,
-            token_id=token_id,
-            finish_reason=reason,
-            stopped_by_token=stopped_by_token,
-            logprobs=logprobs,
-            prompt_logprobs=tuple(seq.prompt_logprobs) if is_first else None,
-            num_cached_tokens=seq.num_cached_tokens,
-        )
-
-    def _end_sequence(
-        self, request: Request, seq: Sequence, reason: FinishReason, deliver: bool = False
-    ) -> None:
-        seq.finish_reason = reason
-        request.live.remove(seq)
-        if request.status is RequestStatus.RUNNING:
-            self.allocator.release(seq.seq_id)
-        self._finished.append(seq.seq_id)
-        del self._sequences[seq.seq_id]
-        if deliver:
-            self._ended.append(SequenceOutput(request.request_id, seq.index, None, reason))
-        if not request.live:
-            self._end_request(request)
-
-    def _end_request(self, request: Request) -> None:
-        if request.status is RequestStatus.RUNNING:
-            self.running.remove(request)
-        else:
-            self.waiting.remove(request)
-        request.status = RequestStatus.FINISHED
-        del self._requests[request.request_id]
+def _num_seqs(request: Request) -> int:
+    """Sequences it may have running at once."""
+    return request.beam.params.width if request.beam is not None else len(request.live)
 
 
 def _wants_prompt_logprobs(request: Request, seq: Sequence) -> bool:
@@ -346,9 +360,3 @@ def _wants_prompt_logprobs(request: Request, seq: Sequence) -> bool:
         and seq.index == 0
         and len(seq.prompt_logprobs) < seq.num_prompt_tokens - 1
     )
-
-
-def _keep_prompt_logprobs(seq: Sequence, piece: SequenceSlice, result: StepResult) -> None:
-    """Append those that were not known before a preemption."""
-    found = result.prompt_logprobs.get(piece.seq_id, ())
-    seq.prompt_logprobs.extend(found[max(0, len(seq.prompt_logprobs) - piece.start) :])

@@ -1,7 +1,6 @@
 """Build a Tokenizer from the metadata of a GGUF file. Two kinds exist: byte-level BPE and SentencePiece BPE.
 
 tokenizer.ggml.model   "gpt2": tokens + merges, cut by pretokenizers.py      "llama": tokens + scores
-token type             1 normal  2 unknown  3 control  4 user defined  5 unused  6 byte
 """
 
 from __future__ import annotations
@@ -15,44 +14,46 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from octavo.errors import CorruptModelError, UnsupportedModelError
 from octavo.text.pretokenizers import PreTokenizer, pre_tokenizer
 from octavo.text.tokenizer import Tokenizer
+from octavo.text.vocabulary_gguf import CONTROL, NORMAL, USER_DEFINED, GGUFVocabulary, read_vocabulary
 
-_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
 _SPACE_MARK = "▁"
 
 
-def tokenizer_from_gguf(metadata: Mapping[str, Any], eos_token_ids: Sequence[int]) -> Tokenizer:
+def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     """Raises CorruptModelError without a usable vocabulary, UnsupportedModelError for other kinds."""
-    kind = metadata.get("tokenizer.ggml.model")
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not tokens:
+    vocabulary = read_vocabulary(metadata)
+    if not vocabulary.tokens:
         raise CorruptModelError(
             "the file has no tokenizer.ggml.tokens; use a file that contains its vocabulary"
         )
-    # The first of two equal texts keeps its id, as in the vocabularies these files are made from.
-    vocab = {text: i for i, text in reversed(list(enumerate(tokens)))}
+    if vocabulary.kind not in ("gpt2", "llama"):
+        raise UnsupportedModelError(
+            f"tokenizer kind {vocabulary.kind!r} is not supported; gpt2 and llama are"
+        )
     try:
-        if kind == "gpt2":
-            rules = pre_tokenizer(metadata.get("tokenizer.ggml.pre"))
-            backend, adds_bos = _byte_level(metadata, vocab, rules), rules.adds_bos
-        elif kind == "llama":
-            backend, adds_bos = _sentence_piece(metadata, tokens, vocab), True
+        if vocabulary.kind == "gpt2":
+            rules = pre_tokenizer(vocabulary.pre)
+            backend, adds_bos = _byte_level(vocabulary, rules), rules.adds_bos
         else:
-            raise UnsupportedModelError(f"tokenizer kind {kind!r} is not supported; gpt2 and llama are")
-    except UnsupportedModelError:
+            backend, adds_bos = _sentence_piece(vocabulary), True
+        _add_special_tokens(backend, vocabulary)
+        _add_template(backend, vocabulary, adds_bos)
+    except CorruptModelError:
         raise
-    except Exception as error:  # the library raises plain Exception for merges outside the vocabulary
+    except Exception as error:  # the library raises plain Exception, as for merges outside the vocabulary
         raise CorruptModelError(f"the tokenizer of the file cannot be built: {error}") from error
-    _add_special_tokens(backend, metadata, tokens)
-    bos_token_id = metadata.get("tokenizer.ggml.bos_token_id")
-    _add_template(backend, metadata, tokens, adds_bos)
-    return Tokenizer(backend, bos_token_id=bos_token_id, eos_token_ids=eos_token_ids)
+    return Tokenizer(backend, bos_token_id=vocabulary.bos_token_id, eos_token_ids=vocabulary.eos_token_ids)
 
 
-def _byte_level(
-    metadata: Mapping[str, Any], vocab: dict[str, int], rules: PreTokenizer
-) -> tokenizers.Tokenizer:
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", [])]
-    backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=rules.ignore_merges))
+def _ids(vocabulary: GGUFVocabulary) -> dict[str, int]:
+    """The first of two equal texts keeps its id, as in the vocabularies these files are made from."""
+    return {text: i for i, text in reversed(list(enumerate(vocabulary.tokens)))}
+
+
+def _byte_level(vocabulary: GGUFVocabulary, rules: PreTokenizer) -> tokenizers.Tokenizer:
+    merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.merges]
+    model = models.BPE(_ids(vocabulary), merges, ignore_merges=rules.ignore_merges)
+    backend = tokenizers.Tokenizer(model)
     if rules.nfc:
         backend.normalizer = normalizers.NFC()
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rules.patterns]
@@ -62,71 +63,64 @@ def _byte_level(
     return backend
 
 
-def _sentence_piece(
-    metadata: Mapping[str, Any], tokens: list[str], vocab: dict[str, int]
-) -> tokenizers.Tokenizer:
-    scores = metadata.get("tokenizer.ggml.scores", [])
-    if len(scores) != len(tokens):
-        raise CorruptModelError(f"{len(tokens)} tokens but {len(scores)} scores")
-    unknown = tokens[metadata.get("tokenizer.ggml.unknown_token_id", 0)]
+def _sentence_piece(vocabulary: GGUFVocabulary) -> tokenizers.Tokenizer:
+    if not vocabulary.scores:
+        raise CorruptModelError("the file has no tokenizer.ggml.scores, which its kind of tokenizer needs")
+    ids, types = _ids(vocabulary), vocabulary.types
     # Control and byte tokens are never the result of joining: "<0x0A>" typed out stays six characters.
-    types = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
-    joinable = {text: i for text, i in vocab.items() if types[i] in (_NORMAL, _USER_DEFINED)}
+    joinable = {text: i for text, i in ids.items() if types[i] in (NORMAL, USER_DEFINED)}
+    unknown = next((text for text, i in ids.items() if types[i] == 2), None)
     model = models.BPE(
-        vocab,
-        merges_by_score(joinable, scores),
+        ids,
+        merges_by_score(joinable, vocabulary.scores),
         unk_token=unknown,
         fuse_unk=True,
-        byte_fallback="<0x00>" in vocab,
+        byte_fallback="<0x00>" in ids,
     )
     backend = tokenizers.Tokenizer(model)
     escape = normalizers.Replace(" ", _SPACE_MARK)
-    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
-    backend.normalizer = (
-        normalizers.Sequence([normalizers.Prepend(_SPACE_MARK), escape]) if prefix else escape
-    )
     steps = [decoders.Replace(_SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if prefix:
+    if vocabulary.adds_space_prefix:
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE_MARK), escape])
         steps.append(decoders.Strip(" ", 1, 0))
+    else:
+        backend.normalizer = escape
     backend.decoder = decoders.Sequence(steps)
     return backend
 
 
-def merges_by_score(vocab: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+def merges_by_score(ids: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
     """SentencePiece joins the two neighbours whose union scores best; as ranked merges, that is every split
     of every token into two tokens, best union first."""
     ranked = []
-    for text, token_id in vocab.items():
+    for text, token_id in ids.items():
         for cut in range(1, len(text)):
             left, right = text[:cut], text[cut:]
-            if left in vocab and right in vocab:
-                ranked.append((-scores[token_id], token_id, vocab[left], vocab[right], left, right))
+            if left in ids and right in ids:
+                ranked.append((-scores[token_id], token_id, ids[left], ids[right], left, right))
     ranked.sort()
     return [(left, right) for *_, left, right in ranked]
 
 
-def _add_special_tokens(
-    backend: tokenizers.Tokenizer, metadata: Mapping[str, Any], tokens: list[str]
-) -> None:
+def _add_special_tokens(backend: tokenizers.Tokenizer, vocabulary: GGUFVocabulary) -> None:
     """Control and user-defined tokens are found in the text before it is cut."""
-    types = metadata.get("tokenizer.ggml.token_type", [])
-    marked = [(kind, tokens[i]) for i, kind in enumerate(types) if kind in (_CONTROL, _USER_DEFINED)]
-    control = [AddedToken(t, special=True, normalized=False) for kind, t in marked if kind == _CONTROL]
-    user = [AddedToken(t, special=False, normalized=False) for kind, t in marked if kind == _USER_DEFINED]
+    marked = [(kind, vocabulary.tokens[i]) for i, kind in enumerate(vocabulary.types)]
+    control = [AddedToken(t, special=True, normalized=False) for kind, t in marked if kind == CONTROL]
+    user = [AddedToken(t, special=False, normalized=False) for kind, t in marked if kind == USER_DEFINED]
     backend.add_special_tokens(control)
     backend.add_tokens(user)
 
 
-def _add_template(
-    backend: tokenizers.Tokenizer, metadata: Mapping[str, Any], tokens: list[str], adds_bos: bool
-) -> None:
+def _add_template(backend: tokenizers.Tokenizer, vocabulary: GGUFVocabulary, adds_bos: bool) -> None:
     """Start and end tokens around a plain text, where the file asks for them."""
-    bos, eos = (metadata.get(f"tokenizer.ggml.{word}_token_id") for word in ("bos", "eos"))
-    starts = [bos] if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", adds_bos) else []
-    ends = [eos] if eos is not None and metadata.get("tokenizer.ggml.add_eos_token", False) else []
+    if vocabulary.adds_bos is not None:
+        adds_bos = vocabulary.adds_bos
+    starts = [vocabulary.bos_token_id] if adds_bos and vocabulary.bos_token_id is not None else []
+    ends = list(vocabulary.eos_token_ids[:1]) if vocabulary.adds_eos else []
     if not starts and not ends:
         return
     # Given as (text, id) pairs; the template refers to them by text.
-    template = [tokens[i] for i in starts] + ["$A"] + [tokens[i] for i in ends]
-    special = list({tokens[i]: i for i in starts + ends}.items())
+    text = {i: vocabulary.tokens[i] for i in starts + ends}
+    template = [*(text[i] for i in starts), "$A", *(text[i] for i in ends)]
+    special = [(content, i) for i, content in text.items()]
     backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)

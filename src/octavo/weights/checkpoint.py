@@ -66,35 +66,71 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
     }
     if not config.tie_embeddings:
         shapes["lm_head"] = (config.vocab_size, config.hidden_size)
-    layer = _layer_shapes(config)
+    attention, mamba, mlp = _attention_shapes(config), _mamba_shapes(config), _mlp_shapes(config)
     for i in range(config.num_layers):
+        has_state = config.mamba is not None and i in config.mamba.layers
+        layer = {"input_norm": (config.hidden_size,)} | (mamba if has_state else attention) | mlp
         shapes.update({f"layers.{i}.{name}": shape for name, shape in layer.items()})
     return shapes
 
 
-def _layer_shapes(config: ModelConfig) -> dict[str, Shape]:
-    hidden, ffn = config.hidden_size, config.intermediate_size  # E, F
+def _attention_shapes(config: ModelConfig) -> dict[str, Shape]:
+    hidden = config.hidden_size  # E
     q_width = config.num_heads * config.head_size  # H·D
     kv_width = config.num_kv_heads * config.head_size  # K·D
     shapes: dict[str, Shape] = {
-        "input_norm": (hidden,),
         "q": (q_width, hidden),
         "k": (kv_width, hidden),
         "v": (kv_width, hidden),
         "o": (hidden, q_width),
-        "post_norm": (hidden,),
-        "gate": (ffn, hidden),
-        "up": (ffn, hidden),
-        "down": (hidden, ffn),
     }
     if config.attention_bias:
         shapes |= {"q.bias": (q_width,), "k.bias": (kv_width,), "v.bias": (kv_width,)}
     if config.output_bias:
         shapes["o.bias"] = (hidden,)
-    if config.mlp_bias:
-        shapes |= {"gate.bias": (ffn,), "up.bias": (ffn,), "down.bias": (hidden,)}
     if config.qk_norm:
         shapes |= {"q_norm": (config.head_size,), "k_norm": (config.head_size,)}
+    if config.output_norms:
+        shapes["o_norm"] = (hidden,)
+    return shapes
+
+
+def _mlp_shapes(config: ModelConfig) -> dict[str, Shape]:
+    hidden, ffn = config.hidden_size, config.intermediate_size  # E, F
+    if ffn == 0:
+        return {}
+    shapes: dict[str, Shape] = {
+        "post_norm": (hidden,),
+        "gate": (ffn, hidden),
+        "up": (ffn, hidden),
+        "down": (hidden, ffn),
+    }
+    if config.mlp_bias:
+        shapes |= {"gate.bias": (ffn,), "up.bias": (ffn,), "down.bias": (hidden,)}
+    if config.output_norms:
+        shapes["down_norm"] = (hidden,)
+    return shapes
+
+
+def _mamba_shapes(config: ModelConfig) -> dict[str, Shape]:
+    mamba = config.mamba
+    if mamba is None:
+        return {}
+    hidden, heads, inner = config.hidden_size, mamba.num_heads, mamba.inner_size  # E, H, H·P
+    channels = mamba.num_channels  # C
+    shapes: dict[str, Shape] = {
+        "in": (inner + channels + heads, hidden),
+        "conv": (channels, 1, mamba.num_taps),
+        "dt_bias": (heads,),
+        "decay_log": (heads,),
+        "skip": (heads,),
+        "mixer_norm": (inner,),
+        "out": (hidden, inner),
+    }
+    if mamba.conv_bias:
+        shapes["conv.bias"] = (channels,)
+    if mamba.proj_bias:
+        shapes |= {"in.bias": (inner + channels + heads,), "out.bias": (hidden,)}
     return shapes
 
 

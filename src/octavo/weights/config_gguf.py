@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from octavo.errors import CorruptModelError, UnsupportedModelError
-from octavo.models.config import ModelConfig, RopeConfig
+from octavo.models.config import Activation, ModelConfig, RopeConfig
+from octavo.text.vocabulary_gguf import read_vocabulary
 
 Shapes = Mapping[str, tuple[int, ...]]  # GGUF tensor name -> shape [out, in]
 
@@ -22,15 +23,13 @@ _LAYER = {
     "o": "attn_output",
     "q_norm": "attn_q_norm",
     "k_norm": "attn_k_norm",
+    "o_norm": "post_attention_norm",
     "post_norm": "ffn_norm",
     "gate": "ffn_gate",
     "up": "ffn_up",
     "down": "ffn_down",
+    "down_norm": "post_ffw_norm",
 }
-# Texts that end a turn or a document in the chat formats of the supported families. A GGUF file names one
-# end token, where the models were published with a list of them.
-_END_TEXTS = frozenset({"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>"})
-_CONTROL = 3  # token type of special tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +37,16 @@ class Architecture:
     """What is particular about one architecture's files."""
 
     permuted_qk: bool = False  # rows of q and k are stored for interleaved rope
+    activation: Activation = "silu"
+    full_layer_period: int = 0  # every so manieth layer does not slide, when the file does not say
+    is_gemma: bool = False
+    num_layers_27b: int = 0  # of the one size whose scores are scaled by E/H instead of D
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(permuted_qk=True),
+    "gemma2": Architecture(activation="gelu_tanh", full_layer_period=2, is_gemma=True, num_layers_27b=46),
+    "gemma3": Architecture(activation="gelu_tanh", full_layer_period=6, is_gemma=True, num_layers_27b=62),
     "qwen2": Architecture(),
     "qwen3": Architecture(),
 }
@@ -109,15 +114,16 @@ def config_from_gguf(
     metadata: Mapping[str, Any], shapes: Shapes, rope_factors: tuple[float, ...], path: Path
 ) -> ModelConfig:
     """Build the ModelConfig. `rope_factors` are the values of rope_freqs.weight, or empty."""
-    architecture(metadata, path)
+    arch = architecture(metadata, path)
     read = _Reader(metadata, path)
     if read.get("expert_count"):
         raise UnsupportedModelError(f"{path}: mixture-of-experts models are not supported; use a dense model")
     if "token_embd.weight" not in shapes:
         raise CorruptModelError(f"{path}: tensor 'token_embd.weight' is missing; download the model again")
     hidden, heads = read.count("embedding_length"), read.count("attention.head_count")
-    window = read.get("attention.sliding_window")
-    return ModelConfig(
+    window, sliding_layers = _windows(read, arch)
+    vocabulary = read_vocabulary(metadata)
+    config = ModelConfig(
         model_type=read.arch,
         hidden_size=hidden,
         num_layers=read.count("block_count"),
@@ -134,18 +140,48 @@ def config_from_gguf(
         output_bias="blk.0.attn_output.bias" in shapes,
         mlp_bias="blk.0.ffn_up.bias" in shapes,
         qk_norm="blk.0.attn_q_norm.weight" in shapes,
-        sliding_window=int(window) if window else None,
-        bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
-        eos_token_ids=end_token_ids(metadata),
+        sliding_window=window,
+        sliding_layers=sliding_layers,
+        activation=arch.activation,
+        bos_token_id=vocabulary.bos_token_id,
+        eos_token_ids=vocabulary.eos_token_ids,
     )
+    return _with_gemma(config, read, arch) if arch.is_gemma else config
 
 
-def end_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    """Every token that ends an answer, the file's own end token first."""
-    ids = [metadata.get(f"tokenizer.ggml.{word}_token_id") for word in ("eos", "eot", "eom")]
-    tokens, types = metadata.get("tokenizer.ggml.tokens", []), metadata.get("tokenizer.ggml.token_type", [])
-    ids += [i for i, kind in enumerate(types) if kind == _CONTROL and tokens[i] in _END_TEXTS]
-    return tuple(dict.fromkeys(i for i in ids if i is not None))
+def _windows(read: _Reader, arch: Architecture) -> tuple[int | None, tuple[bool, ...]]:
+    """The window, and which layers have it: none listed means all."""
+    if not read.get("attention.sliding_window"):
+        return None, ()
+    num_layers = read.count("block_count")
+    pattern = read.get("attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        if len(pattern) != num_layers:
+            raise CorruptModelError(
+                f"{read.path}: sliding_window_pattern has {len(pattern)} entries for {num_layers} layers"
+            )
+        slides = tuple(bool(value) for value in pattern)
+    else:
+        period = pattern or arch.full_layer_period
+        slides = tuple(not period or (i + 1) % period != 0 for i in range(num_layers))
+    window = read.count("attention.sliding_window") if any(slides) else None
+    return window, () if all(slides) or window is None else slides
+
+
+def _with_gemma(config: ModelConfig, read: _Reader, arch: Architecture) -> ModelConfig:
+    """What Gemma 2 and 3 have that the others have not. Their files leave most of it unsaid."""
+    is_27b = config.num_layers == arch.num_layers_27b
+    scaled_by = config.hidden_size / config.num_heads if is_27b else config.head_size
+    local_theta = _short(read.number("rope.freq_base_swa", 10000.0))
+    return replace(
+        config,
+        output_norms=True,
+        embedding_scale=math.sqrt(config.hidden_size),
+        query_scale=read.number("attention.scale", scaled_by**-0.5),
+        attention_softcap=read.number("attn_logit_softcapping", 0.0) or None,
+        logit_softcap=read.number("final_logit_softcapping", 0.0) or None,
+        local_rope=RopeConfig(theta=local_theta) if read.arch == "gemma3" else None,
+    )
 
 
 def _head_size(read: _Reader, hidden: int, heads: int) -> int:

@@ -1,31 +1,21 @@
-"""config.json and published tensor names -> ModelConfig and canonical names. Those words occur only here."""
+"""config.json -> ModelConfig. Its words occur only here and, for those families, in config_gemma.py and
+config_mamba.py."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import CorruptModelError, UnsupportedModelError
-from octavo.models.config import ModelConfig, RopeConfig
+from octavo.errors import UnsupportedModelError
+from octavo.models.config import Activation, MambaConfig, ModelConfig, RopeConfig
+from octavo.weights.config_gemma import with_gemma
+from octavo.weights.config_mamba import bamba_config, mamba2_config
+from octavo.weights.json_reader import Json, JsonReader
 
-Json = Mapping[str, Any]
-
-_TOP = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "lm_head": "lm_head.weight"}
-_LAYER = {
-    "input_norm": "input_layernorm",
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "q_norm": "self_attn.q_norm",
-    "k_norm": "self_attn.k_norm",
-    "post_norm": "post_attention_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
+_ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+ENDLESS = 1 << 17  # positions: a recurrent state has no longest context, but a block table must
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,60 +29,37 @@ class Architecture:
     window_flag: bool = False  # sliding_window counts only with use_sliding_window
     rope_theta: float = 10000.0  # when the file names none
     norm_eps: float = 1e-6
+    rotated_share: float = 1.0  # the only one the family has
+    activation: str = "silu"  # when the file names none
+    tie_embeddings: bool = False  # when the file does not say
+    full_layer_period: int = 0  # every so manieth layer does not slide, when the file lists no layers
+    is_gemma: bool = False
+    mamba: Callable[[Json, Path], MambaConfig] | None = None
 
 
+_GEMMA: dict[str, Any] = {"activation": "gelu_pytorch_tanh", "tie_embeddings": True, "is_gemma": True}
 ARCHITECTURES: Mapping[str, Architecture] = {
     "LlamaForCausalLM": Architecture("llama"),
     "MistralForCausalLM": Architecture("mistral", output_bias=False),
     "Qwen2ForCausalLM": Architecture("qwen2", attention_bias=True, output_bias=False, window_flag=True),
     "Qwen3ForCausalLM": Architecture("qwen3", qk_norm=True, window_flag=True),
+    "Gemma2ForCausalLM": Architecture("gemma2", full_layer_period=2, **_GEMMA),
+    "Gemma3ForCausalLM": Architecture("gemma3", full_layer_period=6, rope_theta=1e6, **_GEMMA),
+    "Mamba2ForCausalLM": Architecture("mamba2", norm_eps=1e-5, mamba=mamba2_config),
+    "BambaForCausalLM": Architecture("bamba", norm_eps=1e-5, rotated_share=0.5, mamba=bamba_config),
 }
-
-
-def hf_name(name: str) -> str:
-    """Canonical tensor name -> the name in a safetensors file."""
-    if name in _TOP:
-        return _TOP[name]
-    _, index, leaf = name.split(".", 2)
-    leaf, _, suffix = leaf.partition(".")
-    return f"model.layers.{index}.{_LAYER[leaf]}.{suffix or 'weight'}"
-
-
-class _Reader:
-    """Typed access to config.json; a missing or mistyped key is a CorruptModelError."""
-
-    def __init__(self, data: Json, path: Path) -> None:
-        self.data = data
-        self.path = path
-
-    def count(self, key: str, default: int | None = None) -> int:
-        value = self.data.get(key)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            raise CorruptModelError(f"{self.path}: {key} is {value!r}; a positive whole number is needed")
-        return value
-
-    def number(self, key: str, default: float) -> float:
-        value = self.data.get(key)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise CorruptModelError(f"{self.path}: {key} is {value!r}; a number is needed")
-        return float(value)
 
 
 def config_from_hf(data: Json, generation: Json, path: Path) -> ModelConfig:
     """Build the ModelConfig from config.json and generation_config.json (empty if there is none)."""
     architecture = _architecture(data, path)
-    read = _Reader(data, path)
+    read = JsonReader(data, path)
+    if architecture.model_type == "mamba2":
+        return _without_attention(read, architecture, generation)
     hidden, heads = read.count("hidden_size"), read.count("num_attention_heads")
     bias = bool(data.get("attention_bias", architecture.attention_bias))
-    activation = data.get("hidden_act", "silu")
-    if activation != "silu":
-        raise UnsupportedModelError(f"{path}: hidden_act {activation!r} is not supported; silu is")
-    bos = data.get("bos_token_id", generation.get("bos_token_id"))
-    return ModelConfig(
+    window, sliding_layers = _windows(read, architecture)
+    config = ModelConfig(
         model_type=architecture.model_type,
         hidden_size=hidden,
         num_layers=read.count("num_hidden_layers"),
@@ -104,15 +71,56 @@ def config_from_hf(data: Json, generation: Json, path: Path) -> ModelConfig:
         max_position=read.count("max_position_embeddings", 2048),
         rms_norm_eps=read.number("rms_norm_eps", architecture.norm_eps),
         rope=_rope(data, architecture, path),
-        tie_embeddings=bool(data.get("tie_word_embeddings", False)),
+        tie_embeddings=bool(data.get("tie_word_embeddings", architecture.tie_embeddings)),
         attention_bias=bias,
         output_bias=bias and architecture.output_bias,
         mlp_bias=bool(data.get("mlp_bias", False)),
         qk_norm=architecture.qk_norm,
-        sliding_window=_window(data, architecture, path),
-        bos_token_id=bos if isinstance(bos, int) else None,
+        sliding_window=window,
+        sliding_layers=sliding_layers,
+        activation=_activation(read, architecture),
+        mamba=architecture.mamba(data, path) if architecture.mamba else None,
+        bos_token_id=_bos(data, generation),
         eos_token_ids=_ids(generation.get("eos_token_id")) or _ids(data.get("eos_token_id")),
     )
+    return with_gemma(config, read) if architecture.is_gemma else config
+
+
+def _without_attention(read: JsonReader, architecture: Architecture, generation: Json) -> ModelConfig:
+    """A model of state-space mixers alone."""
+    data = read.data
+    _activation(read, architecture)
+    return ModelConfig(
+        model_type=architecture.model_type,
+        hidden_size=read.count("hidden_size"),
+        num_layers=read.count("num_hidden_layers"),
+        num_heads=0,
+        num_kv_heads=0,
+        head_size=0,
+        intermediate_size=0,
+        vocab_size=read.count("vocab_size"),
+        max_position=read.count("max_position_embeddings", ENDLESS),
+        rms_norm_eps=read.number("layer_norm_epsilon", architecture.norm_eps),
+        tie_embeddings=bool(data.get("tie_word_embeddings", False)),
+        mamba=architecture.mamba(data, read.path) if architecture.mamba else None,
+        bos_token_id=_bos(data, generation),
+        eos_token_ids=_ids(generation.get("eos_token_id")) or _ids(data.get("eos_token_id")),
+    )
+
+
+def _activation(read: JsonReader, architecture: Architecture) -> Activation:
+    name = read.data.get("hidden_activation") or read.data.get("hidden_act") or architecture.activation
+    supported = [architecture.activation] if architecture.mamba else list(_ACTIVATIONS)
+    if name not in supported:
+        raise UnsupportedModelError(
+            f"{read.path}: hidden_act {name!r} is not supported; supported are: {', '.join(supported)}"
+        )
+    return _ACTIVATIONS[name]
+
+
+def _bos(data: Json, generation: Json) -> int | None:
+    bos = data.get("bos_token_id", generation.get("bos_token_id"))
+    return bos if isinstance(bos, int) else None
 
 
 def _architecture(data: Json, path: Path) -> Architecture:
@@ -128,31 +136,44 @@ def _architecture(data: Json, path: Path) -> Architecture:
     return ARCHITECTURES[names[0]]
 
 
-def _window(data: Json, architecture: Architecture, path: Path) -> int | None:
-    window = data.get("sliding_window")
-    if not window or (architecture.window_flag and not data.get("use_sliding_window", False)):
-        return None
-    kinds = set(data.get("layer_types") or [])
-    if kinds == {"full_attention"}:
-        return None
-    # Qwen slides only in the layers from max_window_layers on.
-    first = data.get("max_window_layers", 0) if architecture.window_flag else 0
-    if len(kinds) > 1 or first not in (0, data.get("num_hidden_layers")):
-        raise UnsupportedModelError(f"{path}: a sliding window in some layers only is not supported")
-    return None if first else int(window)
+def _windows(read: JsonReader, architecture: Architecture) -> tuple[int | None, tuple[bool, ...]]:
+    """The window, and which layers have it: none listed means all."""
+    data, num_layers = read.data, read.count("num_hidden_layers")
+    if not data.get("sliding_window") or (architecture.window_flag and not data.get("use_sliding_window")):
+        return None, ()
+    kinds = data.get("layer_types")
+    if kinds:
+        unknown = set(kinds) - {"full_attention", "sliding_attention"}
+        if unknown or len(kinds) != num_layers:
+            raise UnsupportedModelError(
+                f"{read.path}: layer_types must name {num_layers} layers of full_attention or "
+                f"sliding_attention; it has {len(kinds)}, among them {sorted(unknown)}"
+            )
+        slides = tuple(kind == "sliding_attention" for kind in kinds)
+    elif architecture.window_flag:  # Qwen slides only in the layers from max_window_layers on
+        slides = tuple(i >= data.get("max_window_layers", 0) for i in range(num_layers))
+    else:
+        period = data.get("sliding_window_pattern") or architecture.full_layer_period
+        slides = tuple(not period or (i + 1) % period != 0 for i in range(num_layers))
+    window = read.count("sliding_window") if any(slides) else None
+    return window, () if all(slides) or window is None else slides
 
 
 def _rope(data: Json, architecture: Architecture, path: Path) -> RopeConfig:
     """`rope_scaling` beside `rope_theta` (older files), or both in `rope_parameters` (newer ones)."""
     scaling: Json = data.get("rope_parameters") or data.get("rope_scaling") or {}
-    read = _Reader({"rope_theta": data.get("rope_theta"), **scaling}, path)
+    scaling = scaling.get("full_attention", scaling)  # one for each kind of layer: see config_gemma.py
+    read = JsonReader({"rope_theta": data.get("rope_theta"), **scaling}, path)
     theta = read.number("rope_theta", architecture.rope_theta)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    partial = scaling.get("partial_rotary_factor", data.get("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise UnsupportedModelError(f"{path}: partial_rotary_factor {partial} is not supported")
+    share = architecture.rotated_share
+    partial = scaling.get("partial_rotary_factor", data.get("partial_rotary_factor", share))
+    if partial != share or (share != 1.0 and kind != "default"):
+        raise UnsupportedModelError(
+            f"{path}: partial_rotary_factor {partial} with rope type {kind!r} is not supported"
+        )
     if kind == "default":
-        return RopeConfig(theta=theta)
+        return RopeConfig(theta=theta, rotated_share=share)
     trained = read.count("original_max_position_embeddings", data.get("max_position_embeddings", 2048))
     factor = read.number("factor", 1.0)
     if kind == "linear":
@@ -173,7 +194,7 @@ def _rope(data: Json, architecture: Architecture, path: Path) -> RopeConfig:
     )
 
 
-def _yarn(read: _Reader, theta: float, factor: float, trained: int) -> RopeConfig:
+def _yarn(read: JsonReader, theta: float, factor: float, trained: int) -> RopeConfig:
     unsupported = [key for key in ("mscale", "mscale_all_dim") if read.data.get(key)]
     if unsupported or read.data.get("truncate") is False:
         raise UnsupportedModelError(f"{read.path}: yarn with {unsupported or ['truncate']} is not supported")

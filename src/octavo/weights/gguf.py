@@ -13,7 +13,7 @@ from octavo.errors import CorruptModelError, ModelError, ModelNotFoundError
 from octavo.models.config import ModelConfig
 from octavo.text.tokenizer import Tokenizer
 from octavo.weights.checkpoint import F32, check_shapes
-from octavo.weights.config_gguf import architecture, config_from_gguf, end_token_ids, gguf_name
+from octavo.weights.config_gguf import architecture, config_from_gguf, gguf_name
 from octavo.weights.gguf_file import GGUFFile, open_gguf
 
 _PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -58,7 +58,7 @@ class GGUFCheckpoint:
     def tokenizer(self) -> Tokenizer:
         from octavo.text.tokenizer_gguf import tokenizer_from_gguf
 
-        return tokenizer_from_gguf(self.metadata, end_token_ids(self.metadata))
+        return tokenizer_from_gguf(self.metadata)
 
     def close(self) -> None:
         for file in self._files:

@@ -12,11 +12,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from octavo.errors import CorruptModelError, ModelError, ModelNotFoundError, UnsupportedModelError
 from octavo.models.config import ModelConfig
 from octavo.text.tokenizer import Tokenizer
 from octavo.weights.checkpoint import F32, check_shapes
-from octavo.weights.config_hf import config_from_hf, hf_name
+from octavo.weights.config_hf import config_from_hf
+from octavo.weights.names_hf import hf_name, norm_offset
 from octavo.weights.safetensors import SafetensorsFile
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -60,14 +63,16 @@ class HFCheckpoint:
         return template if isinstance(template, str) else None
 
     def has(self, name: str) -> bool:
-        return hf_name(name) in self._file_of
+        return self._stored_name(name) in self._file_of
 
     def tensor(self, name: str) -> F32:
-        stored = hf_name(name)
+        stored = self._stored_name(name)
         file = self._file_of.get(stored)
         if file is None:
             raise ModelError(f"{self.path}: there is no tensor {name!r} (looked for {stored!r})")
-        return file.read(stored)  # [out, in] or [width]
+        values = file.read(stored)  # [out, in] or [width]
+        offset = norm_offset(name, self._config.model_type)
+        return values + np.float32(offset) if offset else values
 
     def tokenizer(self) -> Tokenizer:
         from octavo.text.tokenizer_hf import tokenizer_from_folder
@@ -77,8 +82,11 @@ class HFCheckpoint:
     def close(self) -> None:
         self._file_of = {}
 
+    def _stored_name(self, name: str) -> str:
+        return hf_name(name, self._config.model_type)
+
     def _shape_of(self, name: str) -> tuple[int, ...] | None:
-        stored = hf_name(name)
+        stored = self._stored_name(name)
         file = self._file_of.get(stored)
         return None if file is None else file.tensors[stored].shape
 

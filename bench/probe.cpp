@@ -1,0 +1,77 @@
+// What this processor can do at best: int8 multiply-adds from registers, float32 multiply-adds from registers,
+// and reads from memory, on a number of threads. micro_matmul.py compiles it for the machine it runs on.
+// Prints one line of JSON. x86-64 with AVX2 or better.
+#include <immintrin.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#if defined(__AVX512F__)
+#define FMA(n) "vfmadd231ps %%zmm15, %%zmm15, %%zmm" #n "\n"
+#define REGISTERS "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11"
+constexpr int kBytes = 64;
+#else
+#define FMA(n) "vfmadd231ps %%ymm15, %%ymm15, %%ymm" #n "\n"
+#define REGISTERS "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11"
+constexpr int kBytes = 32;
+#endif
+#if defined(__AVX512VNNI__)
+#define DOT(n) "vpdpbusd %%zmm15, %%zmm15, %%zmm" #n "\n"
+constexpr int kBytesPerDot = 64;
+#else
+#define DOT(n) "vpmaddwd %%ymm15, %%ymm15, %%ymm" #n "\n"  // two 16-bit products a lane: half the bytes
+constexpr int kBytesPerDot = 16;
+#endif
+#define TWELVE(OP) OP(0) OP(1) OP(2) OP(3) OP(4) OP(5) OP(6) OP(7) OP(8) OP(9) OP(10) OP(11)
+
+constexpr long kLoops = 2'000'000;
+
+void dot_loop(int) {
+  for (long i = 0; i < kLoops; ++i) asm volatile(TWELVE(DOT)::: REGISTERS);
+}
+void fma_loop(int) {
+  for (long i = 0; i < kLoops; ++i) asm volatile(TWELVE(FMA)::: REGISTERS);
+}
+
+// Seconds of the fastest of ten runs of body(thread) on all threads.
+template <typename Body>
+double best_seconds(int threads, const Body& body) {
+  double best = 1e9;
+  for (int run = 0; run < 10; ++run) {
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<std::thread> all;
+    for (int id = 0; id < threads; ++id) all.emplace_back(body, id);
+    for (std::thread& t : all) t.join();
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return best;
+}
+
+int main(int argc, char** argv) {
+  const int threads = argc > 1 ? std::max(1, std::atoi(argv[1])) : 1;
+  const size_t bytes = size_t{512} << 20, share = bytes / threads / 256 * 256;
+  void* memory = nullptr;
+  if (posix_memalign(&memory, size_t{2} << 20, bytes) != 0) return 1;
+  madvise(memory, bytes, MADV_HUGEPAGE);
+  std::memset(memory, 1, bytes);
+  const double read = best_seconds(threads, [&](int id) {
+    const char* p = static_cast<const char*>(memory) + id * share;
+    __m256i sum = _mm256_setzero_si256();
+    for (size_t i = 0; i < share; i += 64) {
+      _mm_prefetch(p + i + 4096, _MM_HINT_T0);
+      sum = _mm256_xor_si256(sum, _mm256_load_si256(reinterpret_cast<const __m256i*>(p + i)));
+    }
+    asm volatile("" ::"x"(sum));
+  });
+  std::printf("{\"int8_gops\": %.1f, \"float32_gflops\": %.1f, \"read_gb_s\": %.2f}\n",
+              threads * kLoops * 12.0 * 2 * kBytesPerDot / best_seconds(threads, dot_loop) / 1e9,
+              threads * kLoops * 12.0 * 2 * (kBytes / 4) / best_seconds(threads, fma_loop) / 1e9,
+              static_cast<double>(share) * threads / read / 1e9);
+  return 0;
+}

@@ -1,0 +1,50 @@
+"""BestOf: of the `best_of` choices that were sampled, the n with the highest log-probability.
+
+A choice can only be judged when all have ended, so nothing of such a request is sent before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.sched.records import SequenceOutput
+
+
+def needs_selection(params: SamplingParams) -> bool:
+    return params.best_of is not None and params.best_of > params.n and params.beam_width is None
+
+
+class BestOf:
+    """Collects the outputs of one request."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._params = params
+        self._outputs: dict[int, list[SequenceOutput]] = {i: [] for i in range(params.num_sequences)}
+        self._num_running = params.num_sequences
+
+    def push(self, output: SequenceOutput) -> list[SequenceOutput]:
+        """Nothing until the last choice has ended, then the n best as choices 0 to n - 1, best first; of
+        equals the earlier choice."""
+        self._outputs[output.index].append(output)
+        if output.finish_reason is None:
+            return []
+        self._num_running -= 1
+        if self._num_running:
+            return []
+        ranked = sorted(self._outputs, key=lambda index: (-self._logprob(index), index))
+        chosen = []
+        for new_index, index in enumerate(ranked[: self._params.n]):
+            chosen += [self._renamed(output, new_index) for output in self._outputs[index]]
+        return chosen
+
+    def _logprob(self, index: int) -> float:
+        outputs = self._outputs[index]
+        if outputs[-1].finish_reason == "error":
+            return float("-inf")
+        return sum(o.logprobs.logprob for o in outputs if o.logprobs is not None)
+
+    def _renamed(self, output: SequenceOutput, index: int) -> SequenceOutput:
+        """Log-probabilities were drawn for the ranking; they are sent only if they were asked for."""
+        logprobs = output.logprobs if self._params.logprobs is not None else None
+        return replace(output, index=index, logprobs=logprobs)

@@ -1,0 +1,46 @@
+"""PriceMeter: what moving a block and computing a token cost on this machine, measured as the engine runs.
+
+A running mean over recent measurements, so that it follows the load. `--preemption-mode auto` compares them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from octavo.core.step import StepPlan
+from octavo.sched.preempt import PreemptionPrices
+
+WEIGHT = 0.2  # of the newest measurement
+MIN_TOKENS = 16  # a step of fewer tokens says what a step costs, not what a token costs
+
+
+class PriceMeter:
+    def __init__(self) -> None:
+        self._swap_block_s: float | None = None
+        self._compute_token_s: float | None = None
+        self._kept_ratio = 0.0
+
+    def on_swap(self, num_blocks: int, seconds: float) -> None:
+        """`num_blocks` moved one way in `seconds`."""
+        if num_blocks:
+            self._swap_block_s = _mean(self._swap_block_s, seconds / num_blocks)
+
+    def on_step(self, plan: StepPlan, seconds: float) -> None:
+        """A forward pass over the plan took `seconds`. Decoding rows are cheaper by the token together with
+        a prompt than alone, so only steps that are mostly prompt count."""
+        longest = max((s.num_tokens for s in plan.slices), default=0)
+        if longest >= MIN_TOKENS and longest >= plan.num_tokens // 2:
+            self._compute_token_s = _mean(self._compute_token_s, seconds / plan.num_tokens)
+
+    def on_resume(self, num_kept: int, num_dropped: int) -> None:
+        """A request that lost `num_dropped` computed tokens found `num_kept` of them in the prefix cache."""
+        if num_dropped:
+            self._kept_ratio = _mean(self._kept_ratio, float(np.clip(num_kept / num_dropped, 0, 1)))
+
+    @property
+    def prices(self) -> PreemptionPrices:
+        return PreemptionPrices(self._swap_block_s, self._compute_token_s, self._kept_ratio)
+
+
+def _mean(old: float | None, new: float) -> float:
+    return new if old is None else (1 - WEIGHT) * old + WEIGHT * new

@@ -1,0 +1,68 @@
+"""What beam search does to the sequences of a group: fork, append, drop; by reference count alone.
+
+The rule itself is core/beam.py. A parent's first child goes on as the parent's own sequence, further children
+fork from it, a parent without children is released. No block is copied before a shared one is written.
+"""
+
+from __future__ import annotations
+
+from octavo.core.beam import BeamChoice
+from octavo.core.request import Request, Sequence
+from octavo.sched.book import RequestBook
+from octavo.sched.records import SequenceOutput
+
+
+def advance_beams(book: RequestBook, request: Request) -> list[SequenceOutput]:
+    """Take one step of the search with every live beam's candidates; outputs once it is over."""
+    assert request.beam is not None
+    parents = list(request.live)
+    choices = request.beam.advance([request.candidates[s.seq_id] for s in parents])
+    request.candidates.clear()
+    if request.beam.is_done:
+        return finish_beams(book, request)
+    children = _children(book, request, parents, choices)
+    for parent in parents:
+        if parent not in children:
+            book.end_sequence(request, parent, "length")
+    request.live = children
+    return []
+
+
+def finish_beams(book: RequestBook, request: Request) -> list[SequenceOutput]:
+    """The best hypotheses as the request's choices; the search ends, over or not."""
+    assert request.beam is not None
+    cached = request.sequences[0].num_cached_tokens
+    outputs = [
+        SequenceOutput(
+            request_id=request.request_id,
+            index=index,
+            token_ids=hypothesis.token_ids,
+            finish_reason=hypothesis.finish_reason,
+            stopped_by_token=hypothesis.token_ids[-1:] != () and _ends(request, hypothesis.token_ids[-1]),
+            num_cached_tokens=cached,
+            score=hypothesis.score,
+        )
+        for index, hypothesis in enumerate(request.beam.best(request.params.n))
+    ]
+    book.end_all(request, "stop")
+    return outputs
+
+
+def _children(
+    book: RequestBook, request: Request, parents: list[Sequence], choices: tuple[BeamChoice, ...]
+) -> list[Sequence]:
+    """The next live beams, in the order of the choices. All forks come before anything is appended."""
+    children: list[Sequence] = []
+    for choice in choices:
+        parent = parents[choice.parent]
+        children.append(
+            parent if parent not in children else book.add_fork(request, parent, list(parent.token_ids))
+        )
+    for child, choice in zip(children, choices, strict=True):
+        child.token_ids.append(choice.token_id)
+    return children
+
+
+def _ends(request: Request, token_id: int) -> bool:
+    assert request.beam is not None
+    return token_id in request.beam.params.end_ids

@@ -1,0 +1,178 @@
+"""How much the int8 mode changes the model's predictions: KL(float32 ‖ int8) in nats a token.
+
+    python tools/kl.py [--model NAME] [--backend native] [--text story,talk] [--limit 0.012]
+
+Both modes read the texts of tests/golden/eval_text.txt.gz through the same backend and the paged cache (fp32
+keys and values in the exact mode, fp16 in the int8 mode, as the engine pairs them). For each text it prints
+the mean KL, how often both modes agree on the most likely token, and the perplexity of each. It exits with 1
+when the mean over all tokens is above the limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import math
+import re
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends.ops import (
+    F32,
+    I32,
+    Backend,
+    KVCacheConfig,
+    KVDtype,
+    Limits,
+    Runner,
+    StepInputs,
+    WeightDtype,
+)
+from octavo.config import DEFAULT_MODEL
+from octavo.core.kv_groups import group_layers
+from octavo.models.registry import build_model
+from octavo.weights import hub
+from octavo.weights.checkpoint import Checkpoint
+from octavo.weights.loader import open_checkpoint
+
+TEXTS = Path(__file__).parents[1] / "tests" / "golden" / "eval_text.txt.gz"
+CHUNK = 128  # tokens a step, and logit rows at a time
+BLOCK_SIZE = 16
+MODES: tuple[tuple[WeightDtype, KVDtype], ...] = (("float32", "fp32"), ("int8", "fp16"))
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Sums over the positions of a text whose next token is known."""
+
+    num_tokens: int = 0
+    kl: float = 0.0  # nats
+    num_agreed: int = 0
+    nll_exact: float = 0.0  # nats
+    nll_int8: float = 0.0  # nats
+
+    def __add__(self, other: Score) -> Score:
+        return Score(
+            self.num_tokens + other.num_tokens,
+            self.kl + other.kl,
+            self.num_agreed + other.num_agreed,
+            self.nll_exact + other.nll_exact,
+            self.nll_int8 + other.nll_int8,
+        )
+
+    @property
+    def mean_kl(self) -> float:
+        return self.kl / self.num_tokens
+
+    def line(self, name: str) -> str:
+        exact, int8 = (math.exp(nll / self.num_tokens) for nll in (self.nll_exact, self.nll_int8))
+        agreed = self.num_agreed / self.num_tokens
+        return f"{name:12} {self.num_tokens:6} {self.mean_kl:9.5f} {agreed:9.2%} {exact:10.3f} {int8:10.3f}"
+
+
+def read_texts() -> dict[str, str]:
+    """The evaluation texts by name; a line `=== name` begins each."""
+    sections = re.split(r"^=== ", gzip.decompress(TEXTS.read_bytes()).decode(), flags=re.MULTILINE)[1:]
+    return {name: body.strip() for name, body in (section.split("\n", 1) for section in sections)}
+
+
+def compile_mode(
+    checkpoint: Checkpoint, backend: Backend, weight_dtype: WeightDtype, kv_dtype: KVDtype, max_len: int
+) -> Runner:
+    model = build_model(checkpoint.config, checkpoint, backend, weight_dtype)
+    num_blocks = -(-max_len // BLOCK_SIZE)
+    cache = KVCacheConfig(group_layers(model.kv_specs()), num_blocks, BLOCK_SIZE, kv_dtype)
+    return backend.compile(model, cache, Limits(CHUNK, 1, 1, num_blocks, CHUNK))
+
+
+def chunk_logits(runner: Runner, tokens: I32, start: int, num_blocks: int) -> F32:
+    """Logits [n, V] of the chunk at `start`; everything before it is already in the cache."""
+    part = tokens[start : start + CHUNK]  # [n]
+    rows = np.arange(len(part), dtype=np.int32)
+    inputs = StepInputs(
+        tokens=part,
+        positions=rows + np.int32(start),
+        query_starts=np.array([0, len(part)], np.int32),
+        seq_lens=np.array([start + len(part)], np.int32),
+        table_rows=np.zeros(1, np.int32),
+        block_tables=(np.arange(num_blocks, dtype=np.int32)[None],),
+    )
+    runner.forward(inputs)
+    return runner.logits(rows)
+
+
+def log_softmax(logits: F32) -> NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def compare(exact_logits: F32, int8_logits: F32, targets: I32) -> Score:
+    """`targets` [n] are the tokens that really follow; rows beyond them are left out."""
+    n = len(targets)
+    p, q = log_softmax(exact_logits[:n]), log_softmax(int8_logits[:n])  # [n, V]
+    rows = np.arange(n)
+    return Score(
+        num_tokens=n,
+        kl=float((np.exp(p) * (p - q)).sum()),
+        num_agreed=int((p.argmax(-1) == q.argmax(-1)).sum()),
+        nll_exact=float(-p[rows, targets].sum()),
+        nll_int8=float(-q[rows, targets].sum()),
+    )
+
+
+def score_text(runners: tuple[Runner, Runner], tokens: I32, num_blocks: int) -> Score:
+    score = Score()
+    for start in range(0, len(tokens), CHUNK):
+        exact, int8 = (chunk_logits(runner, tokens, start, num_blocks) for runner in runners)
+        score = score + compare(exact, int8, tokens[start + 1 : start + 1 + CHUNK])
+    return score
+
+
+def make_backend(name: str) -> Backend:
+    if name == "numpy":
+        from octavo.backends.numpy_ref import NumpyBackend
+
+        return NumpyBackend()
+    from octavo.backends.native import NativeBackend
+
+    return NativeBackend()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--backend", choices=["native", "numpy"], default="native")
+    parser.add_argument("--text", help="names of the texts, separated by commas (default: all)")
+    parser.add_argument("--limit", type=float, default=0.012, help="highest mean KL allowed, nats a token")
+    args = parser.parse_args()
+    texts = read_texts()
+    names = args.text.split(",") if args.text else list(texts)
+    if unknown := set(names) - set(texts):
+        parser.error(f"no text is called {', '.join(sorted(unknown))}; there are {', '.join(texts)}")
+
+    checkpoint = open_checkpoint(hub.resolve(args.model))
+    tokenizer = checkpoint.tokenizer()
+    tokens = {name: np.array(tokenizer.encode(texts[name]), np.int32) for name in names}
+    max_len = max(len(ids) for ids in tokens.values())
+    backend = make_backend(args.backend)
+    exact, int8 = (compile_mode(checkpoint, backend, *mode, max_len) for mode in MODES)
+    print(f"{'text':12} {'tokens':>6} {'KL':>9} {'agreement':>9} {'ppl exact':>10} {'ppl int8':>10}")
+    total, begin = Score(), time.perf_counter()
+    for name in names:
+        score = score_text((exact, int8), tokens[name], -(-max_len // BLOCK_SIZE))
+        print(score.line(name), flush=True)
+        total = total + score
+    print(total.line("all"))
+    print(f"{time.perf_counter() - begin:.1f} s, limit {args.limit}")
+    return 0 if total.mean_kl <= args.limit else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
