@@ -15,6 +15,7 @@ from octavo.core.block import SeqId
 from octavo.core.kv_groups import group_layers
 from octavo.core.kv_manager import KVCacheManager
 from octavo.core.kv_spec import FullAttentionSpec
+from octavo.core.kv_swap import SwapSpace
 from octavo.core.request import Request, Sequence
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import Sample, StepPlan, StepResult
@@ -31,54 +32,73 @@ class Driver:
         max_num_seqs: int = 8,
         max_model_len: int = 64,
         prefix_caching: bool = False,
+        num_swap_blocks: int = 0,
+        **options,
     ) -> None:
         layout = group_layers([FullAttentionSpec(1, 8)])
         self.manager = KVCacheManager(layout, num_blocks, block_size, prefix_caching=prefix_caching)
-        config = SchedulerConfig(max_num_batched_tokens, max_num_seqs, max_model_len)
-        self.scheduler = Scheduler(config, self.manager, block_size)
+        self.swap = SwapSpace(self.manager, num_swap_blocks)
+        config = SchedulerConfig(max_num_batched_tokens, max_num_seqs, max_model_len, **options)
+        self.scheduler = Scheduler(config, self.manager, block_size, self.swap)
+        self.fail_swap: str | None = None  # "out" or "in": every move that way fails
         self.plans: list[StepPlan] = []
-        self.outputs: dict[str, list[int]] = {}
-        self.reasons: dict[str, str] = {}
+        self.outputs: dict[str, list[int]] = {}  # of choice 0
+        self.choices: dict[str, dict[int, list[int]]] = {}
+        self.reasons: dict[str | tuple[str, int], str] = {}  # by (name, choice) for groups
         self.errors: dict[str, str] = {}
         self.num_added = 0
         self._memory: dict[tuple[int, int], int] = {}  # (block id, slot) -> the token whose keys it holds
+        self._swapped: dict[tuple[int, int], int] = {}  # the same in the swap space
         self._tables: dict[int, list[int]] = {}  # seq_id -> block ids as the plans told them
 
     def add(self, name: str, num_prompt: int, max_tokens: int = 4, **params) -> Request:
         """A request whose prompt counts up from 100 times its number."""
         first = 100 * self.num_added
         prompt = list(range(first, first + num_prompt))
-        seq = Sequence(SeqId(self.num_added), 0, prompt, num_prompt)
+        number = self.num_added
         self.num_added += 1
-        request = Request(name, [seq], SamplingParams(max_tokens=max_tokens, **params), frozenset({-1}))
+        wanted = SamplingParams(max_tokens=max_tokens, **params)
+        seqs = []
+        for index in range(wanted.num_sequences):
+            seq_id = SeqId(number) if wanted.n == 1 else self.scheduler.new_seq_id()
+            seqs.append(Sequence(SeqId(seq_id - (wanted.n > 1)), index, list(prompt), num_prompt))
+        request = Request(name, seqs, wanted, frozenset({-1}))
         self.scheduler.add(request)
         self.outputs[name] = []
+        self.choices[name] = {s.index: [] for s in seqs}
         return request
 
     def abort(self, name: str) -> bool:
         known = self.scheduler.abort(name)
-        invariants.check(self.manager)
+        invariants.check_swap(self.manager, self.swap)
         return known
 
     def step(self, fail: frozenset[str] = frozenset()) -> StepPlan:
         plan = self.scheduler.step(0.0)
-        invariants.check(self.manager)
+        invariants.check_swap(self.manager, self.swap)
         self.plans.append(plan)
         for seq_id in (*plan.preempted, *plan.finished):
             self._tables.pop(seq_id, None)
+        failure = self.play_swaps(plan.swap_out, plan.swap_in)
+        for copy in plan.copies:
+            for slot in range(self.manager.block_size):
+                if (copy.src, slot) in self._memory:
+                    self._memory[copy.dst, slot] = self._memory[copy.src, slot]
         samples, failed = [], {}
         for piece in plan.slices:
             self._write_table(piece)
+            if failure == "in":
+                continue
             self._compute(piece)
-            if piece.needs_logits:
-                name = self.scheduler.book.sequences[piece.seq_id][0].request_id
-                if name in fail:
-                    failed[piece.seq_id] = "broken"
+            for seq_id in piece.sample_for:
+                if self.scheduler.book.sequences[seq_id][0].request_id in fail:
+                    failed[seq_id] = "broken"
                 else:
-                    samples.append(Sample(piece.seq_id, piece.token_ids[-1] + 1))
-        for output in self.scheduler.apply(plan, StepResult(plan.step, tuple(samples), failed=failed), 0.0):
+                    samples.append(Sample(seq_id, piece.token_ids[-1] + 1))
+        result = StepResult(plan.step, tuple(samples), failed=failed, swap_failure=failure)
+        for output in self.scheduler.apply(plan, result, 0.0):
             self._record(output)
-        invariants.check(self.manager)
+        invariants.check_swap(self.manager, self.swap)
         return plan
 
     def run(self, max_steps: int = 500) -> None:
@@ -89,6 +109,7 @@ class Driver:
             self.step()
         assert not self.scheduler.has_work, f"not done after {max_steps} steps"
         invariants.check_idle(self.manager)
+        assert self.swap.num_used == 0
 
     def expected(self, number: int, num_prompt: int, max_tokens: int) -> list[int]:
         first = 100 * number + num_prompt
@@ -118,13 +139,30 @@ class Driver:
         context = [self._memory[table[p // size], p % size] for p in range(piece.end)]
         assert context == self.scheduler.sequence(piece.seq_id).token_ids[: piece.end]
 
+    def play_swaps(self, swap_out, swap_in) -> str | None:
+        """Move the contents; what fails is lost."""
+        if swap_out and self.fail_swap == "out":
+            return "out"
+        for move in swap_out:
+            for slot in range(self.manager.block_size):
+                self._swapped[move.swap_id, slot] = self._memory.get((move.block_id, slot))
+        if swap_in and self.fail_swap == "in":
+            return "in"
+        for move in swap_in:
+            for slot in range(self.manager.block_size):
+                self._memory[move.block_id, slot] = self._swapped[move.swap_id, slot]
+        return None
+
     def _record(self, output: SequenceOutput) -> None:
-        self.outputs[output.request_id] += output.token_ids
+        choices = self.choices[output.request_id]
+        choices[output.index] += output.token_ids
+        self.outputs[output.request_id] = choices[0]
+        key = output.request_id if len(choices) == 1 else (output.request_id, output.index)
         if output.finish_reason is not None:
-            assert output.request_id not in self.reasons, "finished twice"
-            self.reasons[output.request_id] = output.finish_reason
+            assert key not in self.reasons, "finished twice"
+            self.reasons[key] = output.finish_reason
         if output.error is not None:
-            self.errors[output.request_id] = output.error
+            self.errors[key] = output.error
 
 
 @pytest.fixture(scope="session")
