@@ -25,7 +25,9 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 
 
 @asynccontextmanager
-async def running_engine(config: EngineConfig = CONFIG) -> AsyncIterator[tuple[ProcessEngine, list[StepStats]]]:
+async def running_engine(
+    config: EngineConfig = CONFIG,
+) -> AsyncIterator[tuple[ProcessEngine, list[StepStats]]]:
     engine = await ProcessEngine.start(config, TINY)
     stats: list[StepStats] = []
     engine.add_stats_listener(stats.append)

@@ -6,7 +6,7 @@ import pytest
 
 from octavo.config import EngineConfig
 from octavo.core.kv_groups import group_layers
-from octavo.core.kv_spec import FullAttentionSpec
+from octavo.core.kv_spec import FullAttentionSpec, SlidingWindowSpec
 from octavo.engine import memory
 from octavo.errors import ConfigError
 
@@ -78,3 +78,23 @@ def test_report_warns_when_the_pool_is_smaller_than_the_context():
 def test_context_longer_than_trained_is_refused(asked):
     with pytest.raises(ConfigError, match="must lie between 2 and 2048"):
         memory.resolve_max_model_len(EngineConfig(max_model_len=asked), 2048)
+
+
+def test_windows_count_for_what_a_full_length_sequence_holds():
+    """5 groups of window layers hold (511 + 256) / 16 + 1 = 49 blocks each, the full one 32768 / 16 = 2048."""
+    layers = ([SlidingWindowSpec(1, 256, 512)] * 5 + [FullAttentionSpec(1, 256)]) * 3
+    config = dataclasses.replace(EngineConfig(), max_num_batched_tokens=256, num_blocks_override=21_845)
+    p = memory.plan_memory(config, group_layers(layers), max_model_len=32_768, weight_bytes=0)
+    assert p.block_bytes == 3 * 2 * 256 * 16 * 2  # 3 layers a group
+    assert p.sequence_blocks == 5 * 49 + 2048
+    assert p.report()[0].startswith("weights 0 MiB, KV cache 21,845 blocks of 16 = 312,174 tokens, 1,024 MiB")
+    assert p.report()[1] == "9.5 requests of the full 32,768 tokens fit at once"
+    assert len(p.report()) == 2
+
+
+def test_a_pool_too_small_for_the_context_says_how_long_a_request_may_be_with_windows():
+    layers = [SlidingWindowSpec(1, 8, 32), FullAttentionSpec(1, 8)]
+    config = dataclasses.replace(EngineConfig(), max_num_batched_tokens=16, num_blocks_override=10)
+    p = memory.plan_memory(config, group_layers(layers), max_model_len=2048, weight_bytes=0)
+    assert p.max_request_tokens == 6 * 16  # 6 blocks, and 4 for a window of 32 and a chunk of 16
+    assert "at most 96 tokens" in p.report()[2]

@@ -40,7 +40,7 @@ def tiny_config(**changes: Any) -> ModelConfig:
 
 def random_tensors(config: ModelConfig) -> Tensors:
     rng = np.random.default_rng(0)
-    return {n: rng.standard_normal(s, np.float32) for n, s in expected_shapes(config).items()}
+    return {n: rng.standard_normal(s, np.float32) for n, s in expected_shapes(config)}
 
 
 def interleave(rows: np.ndarray, heads: int) -> np.ndarray:

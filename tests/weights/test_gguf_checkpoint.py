@@ -145,6 +145,15 @@ def test_a_mistyped_number_is_named(tiny, tmp_path, value):
         open_checkpoint(tiny.llama_gguf(tmp_path / "m.gguf", **{"llama.block_count": value}))
 
 
+def test_more_layers_than_stored_are_refused_without_listing_them_all(tiny, tmp_path):
+    path = tiny.llama_gguf(tmp_path / "a.gguf", **{"llama.block_count": (1 << 32) - 1})
+    with pytest.raises(CorruptModelError, match="4294967295 layers, but only 21 tensors"):
+        open_checkpoint(path)
+    path = tiny.llama_gguf(tmp_path / "b.gguf", **{"llama.block_count": 3})
+    with pytest.raises(CorruptModelError, match=r"'layers\.2\.input_norm' is missing"):
+        open_checkpoint(path)
+
+
 def test_an_unknown_tensor_is_a_model_error(tiny, tmp_path):
     checkpoint = open_checkpoint(tiny.llama_gguf(tmp_path / "m.gguf"))
     assert not checkpoint.has("layers.0.q.bias")
