@@ -50,7 +50,9 @@ def pack_copies(dtype: str, k: int, n: int, is_gated: bool) -> list[_native.Pack
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dtype", choices=["int8", "float32"], default="int8")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--isa", choices=_native.available_isas(), default=_native.isa())
@@ -60,7 +62,9 @@ def main() -> None:
     peaks = probe(args.threads)
     peak_gops = peaks["int8_gops" if args.dtype == "int8" else "float32_gflops"]
     peak_gb_s = peaks["read_gb_s"]
-    print(f"{args.isa}, {args.threads} threads, {args.dtype}: at best {peak_gops:.0f} GOP/s, {peak_gb_s:.1f} GB/s")
+    print(
+        f"{args.isa}, {args.threads} threads, {args.dtype}: at best {peak_gops:.0f} GOP/s, {peak_gb_s:.1f} GB/s"
+    )
     print(f"{'matrix':>8} {'rows':>5} {'us':>9} {'GOP/s':>7} {'share':>6} {'GB/s':>6} {'share':>6}")
     pool = _native.thread_pool(args.threads)
     for name, k, n, is_gated in SHAPES:
