@@ -86,17 +86,17 @@ struct Target {
   int64_t stride;
 };
 
-// Row r, for kernels that call it once per row; two rows of halves share a cache line where they are adjacent.
+// Called once for each row r as other rows are computed with, so that requests never come in a burst.
 template <class T>
 OCTAVO_INLINE void prefetch_row(const Target<T>& target, int64_t r) {
-  prefetch_l2(target.rows + r * target.stride);
+  prefetch_l1(target.rows + r * target.stride);
 }
 
 // scores[m][token] = q[m] . k for M query vectors, `q_stride` apart, and C chunks. While chunk c is read, ahead[c]
 // is asked for. A chunk of fewer than 16 tokens spoils the scores behind it, which the next chunk then writes.
 template <int M, int C, bool kAhead, class T>
-OCTAVO_INLINE void score_chunks(const float* q, int q_stride, int head_size, const Chunk<T>* chunks, int64_t block_size,
-                                const Target<T>* ahead, float* scores) {
+OCTAVO_INLINE void score_chunks(const float* q, int q_stride, int head_size, const Chunk<T>* chunks,
+                                int64_t block_size, const Target<T>* ahead, float* scores) {
   f32x16 sum[M][C];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
@@ -127,10 +127,10 @@ OCTAVO_INLINE void score_chunks(const float* q, int q_stride, int head_size, con
   }
 }
 
-// Replaces the visible scores [begin, end) of one query vector by p, and the other lanes they share vectors with
+// Replaces the visible scores of one query vector by p, and the other lanes they share vectors with
 // by 0. Sets the maximum and the sum.
-OCTAVO_INLINE void softmax_span(float* scores, int begin, int end, float scale, float softcap, float* m, float* l) {
-  const int first = begin / 16 * 16;
+OCTAVO_INLINE void softmax_span(float* scores, Span visible, float scale, float softcap, float* m, float* l) {
+  const int begin = visible.begin, end = visible.end, first = begin / 16 * 16;
   f32x16 top = broadcast(-INFINITY);
   for (int t = first; t < end; t += 16) {
     f32x16 x = load(scores + t) * broadcast(scale);
@@ -157,8 +157,8 @@ OCTAVO_INLINE void softmax_span(float* scores, int begin, int end, float scale, 
 // `column` on. Reading past D at the last of them meets the next token's row, and is ignored.
 // While chunk i is read, ahead[i] is asked for.
 template <int M, int C, bool kAhead, class T>
-OCTAVO_INLINE void mix_values(const float* p, const Chunk<T>* chunks, int num_chunks, Span tokens, int head_size, int column,
-                              const Target<T>* ahead, float* acc, int acc_stride) {
+OCTAVO_INLINE void mix_values(const float* p, const Chunk<T>* chunks, int num_chunks, Span tokens, int head_size,
+                              int column, const Target<T>* ahead, float* acc, int acc_stride) {
   f32x16 sum[M][C];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {

@@ -1,5 +1,5 @@
 // Checks of arrays at the border between Python and C++: a wrong dtype is a TypeError, a wrong shape or layout a
-// ValueError, both with the argument's name. Values that index memory are checked where they are used (program_run.cpp).
+// ValueError, both with the argument's name. Values that index memory are checked by who uses them (program_run.cpp).
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -41,8 +41,10 @@ inline std::string shape_text(const AnyArray& a) {
 template <class T>
 const T* array(const AnyArray& a, const char* name, std::initializer_list<int64_t> shape) {
   const std::string prefix = std::string(name) + ": ";
-  if (a.device_type() != nanobind::device::cpu::value) throw nanobind::type_error((prefix + "must be a NumPy array").c_str());
-  if (!has_dtype<T>(a)) throw nanobind::type_error((prefix + "must have dtype " + dtype_name<T>()).c_str());
+  const auto wrong_type = [&](const std::string& why) { return nanobind::type_error((prefix + why).c_str()); };
+  const auto wrong_value = [&](const std::string& why) { return nanobind::value_error((prefix + why).c_str()); };
+  if (a.device_type() != nanobind::device::cpu::value) throw wrong_type("must be a NumPy array");
+  if (!has_dtype<T>(a)) throw wrong_type(std::string("must have dtype ") + dtype_name<T>());
   bool fits = a.ndim() == shape.size();
   std::string expected;
   size_t i = 0;
@@ -50,11 +52,11 @@ const T* array(const AnyArray& a, const char* name, std::initializer_list<int64_
     fits = fits && (size == kAny || static_cast<int64_t>(a.shape(i)) == size);
     expected += (i++ ? ", " : "") + (size == kAny ? std::string("any") : std::to_string(size));
   }
-  if (!fits) throw nanobind::value_error((prefix + "has shape " + shape_text(a) + ", expected (" + expected + ")").c_str());
+  if (!fits) throw wrong_value("has shape " + shape_text(a) + ", expected (" + expected + ")");
   int64_t stride = 1;
   for (size_t d = a.ndim(); d-- > 0;) {
     const bool is_packed = a.shape(d) == 1 || a.size() == 0 || a.stride(d) == stride;
-    if (!is_packed) throw nanobind::value_error((prefix + "must be C-contiguous; use numpy.ascontiguousarray").c_str());
+    if (!is_packed) throw wrong_value("must be C-contiguous; use numpy.ascontiguousarray");
     stride *= static_cast<int64_t>(a.shape(d));
   }
   return static_cast<const T*>(a.data());

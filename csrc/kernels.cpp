@@ -14,11 +14,13 @@ namespace OCTAVO_ISA {
 
 #include "elementwise.inl"
 #include "norm_rope.inl"
-#include "attention_tiles.inl"
-
-#include "paged_attention.inl"
 #include "ssm.inl"
 #include "write_kv.inl"
+
+#include "attention_tiles.inl"
+#include "attention_work.inl"
+
+#include "paged_attention.inl"
 
 #define OCTAVO_STRING(x) #x
 #define OCTAVO_NAME(x) OCTAVO_STRING(x)

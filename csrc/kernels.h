@@ -8,8 +8,8 @@
 // block size or the block ids. Each sum runs in one order that its own length fixes, with the same
 // operations (fused multiply-add or not) in every tile shape and every tail.
 //
-// The same sources (*.inl, through kernels.cpp) are compiled once per instruction set behind simd.h; kernels() picks one
-// at run time. Shape letters as in backends/ops.py.
+// The same sources (*.inl, through kernels.cpp) are compiled once per instruction set behind simd.h; kernels() picks
+// one at run time. Shape letters as in backends/ops.py.
 #pragma once
 #include <cstdint>
 

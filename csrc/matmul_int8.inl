@@ -6,8 +6,6 @@
 // Weights are stored as w + 128 (pack.h), because the dot-product instruction wants one operand unsigned;
 // an accumulator therefore starts at -128 * sum of q, which QuantRows carries.
 
-constexpr int kTileRowsI8 = kRegisters >= 32 ? 8 : 4;
-
 // A group whose scale would be subnormal, and so imprecise, counts as zero.
 constexpr float kTinyGroup = 127 * 1.17549435e-38f;
 
@@ -51,14 +49,15 @@ inline void quantize_rows(const View& x, int rows, const QuantRows& out, Worker 
 
 // The sums of N rows times one slice of a panel, scaled by the activations but not yet by the weights.
 template <int N>
-OCTAVO_INLINE Slice<N> slice_i8(const uint8_t* slice, const QuantRows& a, int row, int groups, Ahead ahead) {
+OCTAVO_INLINE void slice_i8(const uint8_t* slice, const QuantRows& a, int row, int groups, Ahead ahead,
+                            fvec (&out)[N][2]) {
   const int64_t stride = int64_t{groups} * kQuantGroup;
   const int8_t* q = a.q + row * stride;
   const float* scale = a.scale + int64_t{row} * groups;
   const int32_t* q_sum = a.sum + int64_t{row} * groups;
-  Slice<N> sum;
+  fvec sum[N][2];
 #pragma GCC unroll 8
-  for (int r = 0; r < N; ++r) sum.v[r][0] = sum.v[r][1] = fvec{};
+  for (int r = 0; r < N; ++r) sum[r][0] = sum[r][1] = fvec{};
   for (int g = 0; g < groups; ++g) {
     ivec acc[N][2];
 #pragma GCC unroll 8
@@ -80,22 +79,28 @@ OCTAVO_INLINE Slice<N> slice_i8(const uint8_t* slice, const QuantRows& a, int ro
 #pragma GCC unroll 8
     for (int r = 0; r < N; ++r) {
       const fvec s = broadcast_part(scale[int64_t{r} * groups + g]);
-      sum.v[r][0] = fma_part(to_float_part(acc[r][0]), s, sum.v[r][0]);
-      sum.v[r][1] = fma_part(to_float_part(acc[r][1]), s, sum.v[r][1]);
+      sum[r][0] = fma_part(to_float_part(acc[r][0]), s, sum[r][0]);
+      sum[r][1] = fma_part(to_float_part(acc[r][1]), s, sum[r][1]);
     }
   }
-  return sum;
+#pragma GCC unroll 8
+  for (int r = 0; r < N; ++r) {
+    out[r][0] = sum[r][0];
+    out[r][1] = sum[r][1];
+  }
 }
 
 inline void matmul_i8(const MatrixI8& m, const QuantRows& a, int rows, const Epilogue& e, Worker w) {
   const int groups = (m.k + kQuantGroup - 1) / kQuantGroup;
   const int64_t panel_bytes = int64_t{groups} * kQuantGroup * kPanel;
-  const Cell cell = cell_of(num_panels(m.n, e.act), rows, kTileRowsI8, w);
-  for_each_tile<kTileRowsI8>(cell, int64_t{groups} * kQuantGroup, [&](auto n, int row, int panel, int part, int parts) {
+  const Cell cell = cell_of(num_panels(m.n, e.act), rows, w);
+  for_each_tile(cell, int64_t{groups} * kQuantGroup, [&](auto n, int row, int panel, int part, int parts) {
     const uint8_t* data = m.data + panel * panel_bytes;
     const Ahead ahead = ahead_of(data, panel_bytes, 4 * kPanel, part, parts);
     f32x16 sum[n.count][2];
-    for_each_slice(sum, [&](int column) { return slice_i8<n.count>(data + 4 * column, a, row, groups, ahead); });
+    for_each_slice(sum, [&](int column, auto& out) {
+      slice_i8<n.count>(data + 4 * column, a, row, groups, ahead, out);
+    });
 #pragma GCC unroll 8
     for (int r = 0; r < n.count; ++r) {
       sum[r][0] = sum[r][0] * load(m.scale + panel * kPanel);

@@ -4,6 +4,7 @@
 // sums fill the register file of each instruction set. Tiles and slices only choose which outputs are computed
 // together; an output's own chain of operations is the same in all of them.
 
+constexpr int kTileRows = kRegisters >= 32 ? 8 : 6;
 constexpr int64_t kRowBlockBytes = 384 << 10;  // activations that stay in L2 while all panels pass over them
 
 // The part of a product that one worker computes: half-open ranges.
@@ -18,8 +19,8 @@ OCTAVO_INLINE int split_point(int count, int part, int parts) {
 
 // Cuts panels x rows into a grid of at most w.count cells such that the largest cell is smallest; among
 // equals it splits panels rather than rows, so that each weight is read by one worker.
-inline Cell cell_of(int panels, int rows, int tile_rows, Worker w) {
-  const int row_tiles = (rows + tile_rows - 1) / tile_rows;
+inline Cell cell_of(int panels, int rows, Worker w) {
+  const int row_tiles = (rows + kTileRows - 1) / kTileRows;
   int best_rows = 1, best_panels = 1;
   int64_t best_cost = INT64_MAX;
   for (int row_parts = 1; row_parts <= w.count && row_parts <= row_tiles; ++row_parts) {
@@ -42,8 +43,8 @@ struct Rows {
   static constexpr int count = N;
 };
 
-// Calls body(Rows<n>{}) with the run-time n, 1 <= n <= N.
-template <int N, typename Body>
+// Calls body(Rows<n>{}) with the run-time n, 1 <= n <= kTileRows.
+template <int N = kTileRows, typename Body>
 OCTAVO_INLINE void with_rows(int n, const Body& body) {
   if constexpr (N == 1) {
     body(Rows<1>{});
@@ -55,7 +56,7 @@ OCTAVO_INLINE void with_rows(int n, const Body& body) {
 
 // Calls body(Rows<n>{}, row, panel, part, parts), n <= kTileRows, for every tile of the cell. Rows are taken
 // in blocks that stay in L2; within a block each panel meets the row tiles (number `part` of `parts`) in turn.
-template <int kTileRows, typename Body>
+template <typename Body>
 OCTAVO_INLINE void for_each_tile(const Cell& cell, int64_t row_bytes, const Body& body) {
   const int rows = cell.row_end - cell.row_begin;
   const int64_t fitting = kRowBlockBytes / row_bytes;
@@ -69,29 +70,23 @@ OCTAVO_INLINE void for_each_tile(const Cell& cell, int64_t row_bytes, const Body
       for (int t = 0; t < tiles; ++t) {
         // Even heights, the taller ones first: mixed heights would be mispredicted branches.
         const int row = t * (count / tiles) + (t < count % tiles ? t : count % tiles);
-        with_rows<kTileRows>(count / tiles + (t < count % tiles),
-                             [&](auto n) { body(n, begin + row, panel, t, tiles); });
+        with_rows(count / tiles + (t < count % tiles), [&](auto n) { body(n, begin + row, panel, t, tiles); });
       }
     }
   }
 }
 
-// Sums of N rows by two registers of columns.
-template <int N>
-struct Slice {
-  fvec v[N][2];
-};
-
-// Collects body(column), a Slice<N>, for every slice of a panel; `column` is its first.
+// Calls body(column, sums) for every slice of a panel, `column` being its first, and puts the sums together.
 template <int N, typename Body>
 OCTAVO_INLINE void for_each_slice(f32x16 (&sum)[N][2], const Body& body) {
 #pragma GCC unroll 1
   for (int slice = 0; slice < kParts; ++slice) {
-    const Slice<N> part = body(slice * 2 * kWidth);
+    fvec part[N][2];
+    body(slice * 2 * kWidth, part);
 #pragma GCC unroll 8
     for (int r = 0; r < N; ++r) {
-      sum[r][2 * slice / kParts].v[2 * slice % kParts] = part.v[r][0];
-      sum[r][(2 * slice + 1) / kParts].v[(2 * slice + 1) % kParts] = part.v[r][1];
+      sum[r][2 * slice / kParts].v[2 * slice % kParts] = part[r][0];
+      sum[r][(2 * slice + 1) / kParts].v[(2 * slice + 1) % kParts] = part[r][1];
     }
   }
 }

@@ -1,16 +1,11 @@
 // Paged attention over any mix of rows.
 //
-// Work is cut into items: one sequence, one kv head, up to kItemVectors of the query vectors that read it (a query
-// vector is one row of one query head). An item runs span by span; within a span every tile of its vectors reuses the
-// keys and values just read. Items go to workers in contiguous shares of equal cost. Where one item is a large part
-// of all the work, its spans are divided among workers: they leave each span's (acc, m, l) in the scratch memory and
-// merge_attention joins them. Either way a span is computed alone and spans are joined in ascending order by the same
-// operations, so that the division never shows in the result.
+// An item (attention_work.inl) runs span by span; within a span every tile of its query vectors reuses the keys and
+// values just read. Where an item's spans are divided among workers, they leave each span's (acc, m, l) in the
+// scratch memory and merge_attention joins them. Either way a span is computed alone and spans are joined in
+// ascending order by the same operations, so that the division never shows in the result.
 
-constexpr int kItemVectors = 8 * kTileVectors;
-constexpr int kSpanOverhead = 32;  // cost of starting a tile on a span, in tokens
-constexpr int kAheadChunks = 12;     // how far ahead of the computation memory is asked for
-constexpr int kSmallItem = 8;      // an item below 1/kSmallItem of a worker's share is never divided
+constexpr int kAheadChunks = 4;  // how far ahead of the computation memory is asked for
 
 // The result of a span or of several: acc [D padded to 16], m, l. `kRecordTail` floats hold m and l.
 constexpr int kRecordTail = 16;
@@ -29,140 +24,6 @@ static int64_t attention_scratch_bytes(int workers, int head_size, int64_t max_l
   const int64_t divided = (workers - 1) * spans * kItemVectors * record_floats(head_size);
   return 4 * (workers * worker_floats(head_size) + divided);
 }
-
-// Query vectors [begin, end) of one sequence and kv head: vector v is row v / G, query head v % G of the group.
-struct Item {
-  int seq, kv_head, begin, end;
-  int first_token, last_token;  // the union of what its vectors see is [first_token, last_token]
-  int64_t cost;
-
-  int first_span() const { return first_token / kSpan; }
-  int end_span() const { return last_token / kSpan + 1; }
-  int num_tiles() const { return (end - begin + kTileVectors - 1) / kTileVectors; }
-  int64_t span_cost(int span) const {
-    const int begin_token = span * kSpan > first_token ? span * kSpan : first_token;
-    const int end_token = (span + 1) * kSpan - 1 < last_token ? (span + 1) * kSpan : last_token + 1;
-    return int64_t{num_tiles()} * (end_token - begin_token + kSpanOverhead);
-  }
-};
-
-OCTAVO_INLINE int first_visible(int position, int window) {
-  return window > 0 && position >= window ? position - window + 1 : 0;
-}
-
-// Calls body(item) for the items of a sequence and one kv head.
-template <class Body>
-OCTAVO_INLINE void each_chunk(const Batch& b, const Attention& a, int group_size, int seq, int kv_head, const Body& body) {
-  const int row = b.query_starts[seq];
-  const int vectors = (b.query_starts[seq + 1] - row) * group_size;
-  for (int begin = 0; begin < vectors; begin += kItemVectors) {
-    const int end = begin + kItemVectors < vectors ? begin + kItemVectors : vectors;
-    Item item{seq, kv_head, begin, end, 0, b.positions[row + (end - 1) / group_size], 0};
-    item.first_token = first_visible(b.positions[row + begin / group_size], a.window);
-    const int tokens = item.last_token + 1 - item.first_token;
-    item.cost = int64_t{item.num_tiles()} * (tokens + (item.end_span() - item.first_span()) * kSpanOverhead);
-    body(item);
-  }
-}
-
-// Part [begin_span, end_span) of an item, for one worker.
-struct Part {
-  Item item;
-  int begin_span, end_span;
-  int first_owner;  // the worker that has the item's first span
-  bool is_divided;
-};
-
-// Divides the step's attention. Deterministic, computed by each worker for itself.
-class Division {
- public:
-  Division(const Batch& b, const Attention& a, int kv_heads, Worker w)
-      : b_(b), a_(a), group_size_(a.num_heads / kv_heads), kv_heads_(kv_heads), w_(w) {
-    for (int s = 0; s < b.num_seqs; ++s) total_ += seq_cost(s);
-  }
-
-  // Calls body(part) for each of this worker's parts, in order; true if some item is divided.
-  template <class Body>
-  OCTAVO_INLINE bool each_part(const Body& body) const {
-    bool any_divided = false;
-    int64_t seq_begin = 0;
-    for (int s = 0; s < b_.num_seqs; ++s) {
-      const int64_t seq_end = seq_begin + seq_cost(s);
-      const int first = owner(seq_begin), last = seq_end > seq_begin ? owner(seq_end - 1) : first;
-      const bool is_mine = seq_end > seq_begin && first <= w_.id && w_.id <= last;
-      if (is_mine || first != last) {
-        int64_t begin = seq_begin;
-        for (int h = 0; h < kv_heads_; ++h) {
-          each_chunk(b_, a_, group_size_, s, h, [&](const Item& item) {
-            const Part part = part_of(item, begin);
-            any_divided |= part.is_divided;
-            if (part.begin_span < part.end_span) body(part);
-            begin += item.cost;
-          });
-        }
-      }
-      seq_begin = seq_end;
-    }
-    return any_divided;
-  }
-
-  // Calls body(item, first_owner) for each divided item.
-  template <class Body>
-  OCTAVO_INLINE void each_divided(const Body& body) const {
-    int64_t seq_begin = 0;
-    for (int s = 0; s < b_.num_seqs; ++s) {
-      const int64_t seq_end = seq_begin + seq_cost(s);
-      if (seq_end > seq_begin && owner(seq_begin) != owner(seq_end - 1)) {
-        int64_t begin = seq_begin;
-        for (int h = 0; h < kv_heads_; ++h) {
-          each_chunk(b_, a_, group_size_, s, h, [&](const Item& item) {
-            const Part part = part_of(item, begin);
-            if (part.is_divided) body(item, part.first_owner);
-            begin += item.cost;
-          });
-        }
-      }
-      seq_begin = seq_end;
-    }
-  }
-
- private:
-  int64_t seq_cost(int seq) const {
-    int64_t cost = 0;
-    each_chunk(b_, a_, group_size_, seq, 0, [&](const Item& item) { cost += item.cost; });
-    return cost * kv_heads_;
-  }
-
-  int owner(int64_t cost) const { return static_cast<int>(cost * w_.count / total_); }
-
-  // This worker's spans of an item whose cost starts at `begin`: those whose middle lies in its share.
-  Part part_of(const Item& item, int64_t begin) const {
-    const int first = item.first_span(), end = item.end_span();
-    if (item.cost * w_.count * kSmallItem <= total_ || end - first == 1) {
-      const bool is_mine = owner(begin + item.cost / 2) == w_.id;
-      return {item, first, is_mine ? end : first, 0, false};
-    }
-    Part part{item, first, first, 0, false};
-    int first_owner = 0, last_owner = 0;
-    for (int span = first; span < end; ++span) {
-      const int64_t cost = item.span_cost(span);
-      last_owner = owner(begin + cost / 2);
-      begin += cost;
-      if (span == first) first_owner = last_owner;
-      if (last_owner < w_.id) part.begin_span = part.end_span = span + 1;
-      if (last_owner == w_.id) part.end_span = span + 1;
-    }
-    part.first_owner = first_owner;
-    part.is_divided = first_owner != last_owner;
-    return part;
-  }
-
-  const Batch& b_;
-  const Attention& a_;
-  int group_size_, kv_heads_;
-  Worker w_;
-  int64_t total_ = 0;
-};
 
 // Joins the result `from` of the next span into `into`.
 OCTAVO_INLINE void join(float* into, const float* from, int head_size) {
@@ -344,8 +205,7 @@ class AttentionRun {
     for (int m = 0; m < M; ++m) {
       float* record = result_ + m * record_;
       for (int i = 0; i < width_; i += 16) store(record + i, zero());
-      softmax_span(scores_ + m * kScoreStride, visible_[m].begin, visible_[m].end, a_.scale, a_.softcap, record + width_,
-                   record + width_ + 1);
+      softmax_span(scores_ + m * kScoreStride, visible_[m], a_.scale, a_.softcap, record + width_, record + width_ + 1);
     }
     // Tokens before and after those that all see are mixed for each vector alone, in order.
     for (int m = 0; m < M; ++m) {
@@ -366,12 +226,12 @@ class AttentionRun {
     int c = 0, count = list.count;
     while (c < count && list.chunks[c].end <= some.begin) ++c;
     while (count > c && list.chunks[count - 1].begin >= some.end) --count;
+    const int head_size = kv_.head_size, block_size = kv_.block_size;
     for (; c + kTileChunks <= count; c += kTileChunks) {
-      score_chunks<M, kTileChunks, kAhead>(queries, width_, kv_.head_size, list.chunks + c, kv_.block_size, targets_ + c,
-                                           scores_);
+      score_chunks<M, kTileChunks, kAhead>(queries, width_, head_size, list.chunks + c, block_size, targets_ + c, scores_);
     }
     for (; c < count; ++c) {
-      score_chunks<M, 1, kAhead>(queries, width_, kv_.head_size, list.chunks + c, kv_.block_size, targets_ + c, scores_);
+      score_chunks<M, 1, kAhead>(queries, width_, head_size, list.chunks + c, block_size, targets_ + c, scores_);
     }
   }
 
@@ -402,8 +262,8 @@ class AttentionRun {
 };
 
 template <class T>
-static bool attend(const View& q, const KVStore& kv, const Batch& b, const Attention& a, const View& out, void* scratch,
-                   Worker w) {
+static bool attend(const View& q, const KVStore& kv, const Batch& b, const Attention& a, const View& out,
+                   void* scratch, Worker w) {
   AttentionRun<T> run(q, kv, b, a, out, scratch, w);
   Part held;
   bool is_holding = false;

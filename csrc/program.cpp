@@ -181,7 +181,10 @@ void Program::write_kv(Slot k, Slot v, CacheLayer layer) {
   require(!is_recording_logits_, "write_kv belongs to the forward part");
   const int width = layer.num_kv_heads * layer.head_size;
   require(k.width == width && v.width == width, "write_kv: k and v must have width " + text(width));
-  append([kernels = kernels_, keys = view(k, "k"), values = view(v, "v"), kv = store(layer), g = layer.group](
+  const KVStore kv = store(layer);
+  int& reach = group_windows_[static_cast<size_t>(layer.group)];
+  reach = std::max(reach, 1);  // the blocks it writes
+  append([kernels = kernels_, keys = view(k, "k"), values = view(v, "v"), kv, g = layer.group](
              const Step& s, Worker w) { kernels->write_kv(keys, values, kv, s.batches[g], w); });
 }
 

@@ -92,7 +92,8 @@ int64_t quant_floats(int rows, int k);
 
 class Program {
  public:
-  Program(std::shared_ptr<ThreadPool> pool, const Kernels* kernels, std::shared_ptr<KVCache> cache, ProgramLimits limits);
+  Program(std::shared_ptr<ThreadPool> pool, const Kernels* kernels, std::shared_ptr<KVCache> cache,
+          ProgramLimits limits);
 
   // ---- recording. Parameters must outlive the program. All throw std::invalid_argument.
   void embed(const TableParameter& table, Slot out);
@@ -159,7 +160,7 @@ class Program {
   std::vector<Run> forward_, logits_part_;  // an empty function is a barrier
   bool is_recording_logits_ = false;
   int64_t vocab_;                   // the smallest table's: tokens must be below
-  std::vector<int> group_windows_;  // the farthest look back of a group's layers, in tokens
+  std::vector<int> group_windows_;  // the farthest look back of a group's layers, in tokens; 0: no keys and values
   std::vector<bool> is_state_;      // whether a group's blocks hold states
   Slot logits_{};
   int num_tokens_ = 0;  // of the last forward()

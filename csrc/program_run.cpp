@@ -43,9 +43,9 @@ void Program::check_blocks(const StepArrays& step, int seq, size_t group, int be
   if (is_state_[group]) {  // the block it reads and the one it writes; those between need not exist
     if (begin > 0) check_block(blocks, (begin - 1) / limits_.block_size, seq);
     check_block(blocks, end_block - 1, seq);
-    return;
   }
   const int window = group_windows_[group];
+  if (window == 0) return;
   const int first_needed = window == kUnlimited ? 0 : std::max(0, begin - window + 1);
   for (int64_t i = first_needed / limits_.block_size; i < end_block; ++i) check_block(blocks, i, seq);
 }

@@ -10,7 +10,6 @@ from octavo.backends.numpy_ref import NumpyBackend, NumpyOps, NumpyRunner
 from octavo.backends.ops import F32, KVCacheConfig, Limits, Ops, StepInputs
 from octavo.core.kv_groups import KVLayer, group_layers
 from octavo.core.kv_spec import FullAttentionSpec
-from octavo.errors import UnsupportedModelError
 
 LAYER = KVLayer(0, 0)
 
@@ -143,7 +142,7 @@ def test_a_cache_spec_without_keys_is_refused() -> None:
             return 1
 
     cache = PagedCache(KVCacheConfig(group_layers([StateSpec()]), num_blocks=1, block_size=1, dtype="fp32"))
-    with pytest.raises(UnsupportedModelError, match="StateSpec"):
+    with pytest.raises(ValueError, match="the layer caches StateSpec, not keys and values"):
         cache.view(LAYER)
 
 

@@ -60,6 +60,10 @@ class CountingRunner:
     def copy_blocks(self, src: I32, dst: I32) -> None:
         self.cache[dst] = self.cache[src]
 
+    def fill_block(self, block_id: int, value: float) -> None:
+        assert np.isnan(value)
+        self.cache[block_id] = -1
+
 
 class EngineRig:
     """An engine, the tokens each request got and why it ended."""

@@ -91,6 +91,7 @@ def baseline() -> Callable[..., Result]:
     return of
 
 
+INT8 = {"weight_dtype": "int8", "kv_cache_dtype": "fp16"}
 PROMPTS = prompts_of(9, vocab=125, longest=40)
 SHAPES = [
     *(pytest.param({"block_size": b}, id=f"block{b}") for b in (1, 2, 8, 16, 32, 128)),
@@ -117,7 +118,7 @@ def test_shape_of_serving_changes_no_bit(baseline, make, dtype, kv, shape):
         assert engine.scheduler.counters.num_preemptions > 0
 
 
-@pytest.mark.parametrize("model", ["mistral_window", "qwen2", "qwen3", "llama_yarn"])
+@pytest.mark.parametrize("model", ["gemma3", "mistral_window", "qwen2", "qwen3", "llama_yarn"])
 @pytest.mark.parametrize("make", NATIVE)
 def test_other_families_keep_the_promise(baseline, make, model):
     result, _ = serve(
@@ -132,6 +133,30 @@ def test_other_families_keep_the_promise(baseline, make, model):
         max_num_seqs=9,
     )
     assert result == baseline(model, make, "int8", "fp16")
+
+
+@pytest.mark.parametrize("make", [NumpyBackend, NativeBackend])
+def test_windows_keep_the_promise_when_preempted(baseline, make):
+    """5 groups with a window of 8 hold 5 blocks of 4 each when a chunk is 9, the full one 13 for 52 tokens."""
+    num_blocks = 5 * 5 + 13
+    options = {"block_size": 4, "max_num_batched_tokens": 9, "max_num_seqs": 9}
+    result, engine = serve(
+        TINY / "gemma3", make(), PROMPTS, 12, num_blocks_override=num_blocks, **INT8, **options
+    )
+    assert result == baseline("gemma3", make, "int8", "fp16")
+    assert engine.scheduler.counters.num_preemptions > 0
+
+
+@pytest.mark.parametrize("model", ["gemma3", "mistral_window"])
+@pytest.mark.parametrize("make", [NumpyBackend, NativeBackend])
+def test_windows_keep_the_promise_on_prefix_hits(make, model):
+    """Prompts that begin alike for 24 tokens, three times the window."""
+    start = np.random.default_rng(3).integers(3, 125, 24).tolist()
+    prompts = [start + tail for tail in prompts_of(6, vocab=125, longest=12)]
+    options = {"block_size": 4, "one_by_one": True} | INT8
+    cached, engine = serve(TINY / model, make(), prompts, 12, **options)
+    assert cached == serve(TINY / model, make(), prompts, 12, prefix_caching=False, **options)[0]
+    assert engine.scheduler.counters.num_prompt_tokens_cached == 5 * 24
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import threading
 import time
@@ -14,7 +15,15 @@ import httpx
 import pytest
 import uvicorn
 
-from octavo.engine.messages import GenerateRequest, Logprob, Ready, StepStats, TokenDelta
+from octavo.engine.messages import (
+    BlockSnapshot,
+    GenerateRequest,
+    Logprob,
+    Ready,
+    SequenceBlocks,
+    StepStats,
+    TokenDelta,
+)
 from octavo.errors import EngineError, RequestError
 from octavo.server.app import create_app
 from octavo.server.settings import ServerSettings
@@ -56,9 +65,11 @@ class ByteTokenizer:
 
 @dataclass
 class RecitingEngine:
-    """Answers every prompt with `reply`, one byte a token, then EOS; records what it was asked."""
+    """Answers every prompt with `reply`, one byte a token, then EOS; records what it was asked. Choice i says
+    replies[i], if there are any."""
 
     reply: str = "Hello, world."
+    replies: tuple[str, ...] = ()
     delay_s: float = 0.0  # before each token
     fail_after: int | None = None  # tokens; then the engine dies
     give_up_after: int | None = None  # tokens; then the request ends with an error
@@ -68,11 +79,32 @@ class RecitingEngine:
     info: Ready = field(default_factory=lambda: Ready(128, VOCAB, 1024, 16, []))
     requests: list[GenerateRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    ended_choices: list[tuple[str, int]] = field(default_factory=list)
+    snapshot_now: BlockSnapshot = field(
+        default_factory=lambda: BlockSnapshot(4, [1, 0], [0], [1], [SequenceBlocks("r", 0, 0, [0], 3)])
+    )
+    num_cached_blocks: int = 0
     listeners: list[Callable[[StepStats], None]] = field(default_factory=list)
     num_running: int = 0
 
     def add_stats_listener(self, listener: Callable[[StepStats], None]) -> None:
         self.listeners.append(listener)
+
+    def end_choice(self, request_id: str, index: int) -> None:
+        self.ended_choices.append((request_id, index))
+
+    async def reset_prefix_cache(self) -> int:
+        self._must_live()
+        cleared, self.num_cached_blocks = self.num_cached_blocks, 0
+        return cleared
+
+    async def snapshot(self) -> BlockSnapshot:
+        self._must_live()
+        return self.snapshot_now
+
+    def _must_live(self) -> None:
+        if not self.is_alive:
+            raise EngineError("the engine process has ended: restart the server")
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
         self.requests.append(request)
@@ -81,12 +113,18 @@ class RecitingEngine:
         try:
             if self.refusal is not None:
                 raise self.refusal
-            for position, token in enumerate(self._tokens(request)):
+            choices = {index: self._tokens(request, index) for index in range(request.params.n)}
+            for position in itertools.count():
                 await asyncio.sleep(self.delay_s)
-                for index in range(request.params.n):
-                    delta = self._delta(request, position, token, index)
-                    is_over = delta.finish_reason is not None and index == request.params.n - 1
+                for index in list(choices):
+                    delta = self._delta(request, position, next(choices[index]), index)
+                    if delta.finish_reason is not None:
+                        del choices[index]
+                    is_over = not choices
                     yield delta
+                    if (request.request_id, index) in self.ended_choices:
+                        choices.pop(index, None)
+                is_over = not choices
                 if is_over:
                     return
         except (EngineError, RequestError):
@@ -97,8 +135,8 @@ class RecitingEngine:
             if not is_over:
                 self.aborted.append(request.request_id)
 
-    def _tokens(self, request: GenerateRequest) -> Iterator[int]:
-        data = self.reply.encode()
+    def _tokens(self, request: GenerateRequest, index: int) -> Iterator[int]:
+        data = (self.replies[index] if self.replies else self.reply).encode()
         while True:
             yield from data
             if not request.params.ignore_eos:
@@ -116,7 +154,7 @@ class RecitingEngine:
         logprobs = prompt_logprobs = None
         if params.logprobs is not None:
             logprobs = [logprob(token, params.logprobs)]
-        if params.prompt_logprobs is not None and position == 0:
+        if params.prompt_logprobs is not None and position == index == 0:
             prompt_logprobs = [logprob(t, params.prompt_logprobs) for t in request.prompt_token_ids[1:]]
         return TokenDelta(
             request.request_id,

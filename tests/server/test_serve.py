@@ -34,6 +34,11 @@ class Engine(fakes.RecitingEngine):
         engine.info = fakes.Ready(4096, fakes.VOCAB, 1024, 16, ["report: " + str(path)])
         return engine
 
+    async def ended(self):
+        while self.is_alive:
+            await fakes.asyncio.sleep(0.01)
+        return "the engine process ended with exit code 7"
+
     async def stop(self):
         if self.is_alive:
             print("engine stopped", flush=True)

@@ -63,8 +63,14 @@ def test_layer_types_say_which_layers_slide(tiny):
     mixed = read(tiny, **changes, layer_types=["sliding_attention", "full_attention"])
     assert (mixed.sliding_window, mixed.sliding_layers) == (8, (True, False))
     assert read(tiny, **changes, layer_types=["full_attention"] * 2).sliding_window is None
-    with pytest.raises(UnsupportedModelError, match=r"it has 2, among them \['chunked_attention'\]"):
-        read(tiny, **changes, layer_types=["chunked_attention", "full_attention"])
+    for kinds in (["chunked_attention", "full_attention"], ["full_attention"] * 3, 2, "full"):
+        with pytest.raises(UnsupportedModelError, match="layer_types must have 2 entries"):
+            read(tiny, **changes, layer_types=kinds)
+
+
+def test_more_layers_than_any_model_has_are_refused_at_once(tiny):
+    with pytest.raises(CorruptModelError, match="2147483648 layers are more than any model has"):
+        read(tiny, architectures=["MistralForCausalLM"], sliding_window=8, num_hidden_layers=1 << 31)
 
 
 def test_qwen3_normalises_q_and_k(tiny):

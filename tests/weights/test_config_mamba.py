@@ -58,9 +58,7 @@ def read(base: dict[str, Any], **changes: Any) -> ModelConfig:
 
 def test_mamba2_has_mixers_in_all_layers_and_nothing_else() -> None:
     config = read(MAMBA2)
-    assert config.mamba == MambaConfig(
-        layers=(0, 1), num_heads=8, head_size=8, num_groups=2, state_size=16, num_taps=4
-    )
+    assert config.mamba == MambaConfig(num_heads=8, head_size=8, num_groups=2, state_size=16, num_taps=4)
     assert (config.model_type, config.rms_norm_eps, config.tie_embeddings) == ("mamba2", 1e-4, True)
     assert (config.num_heads, config.num_kv_heads, config.head_size, config.intermediate_size) == (0, 0, 0, 0)
     assert (config.max_position, config.bos_token_id, config.eos_token_ids) == (1 << 17, 0, (3,))
@@ -69,7 +67,7 @@ def test_mamba2_has_mixers_in_all_layers_and_nothing_else() -> None:
 def test_bamba_has_attention_where_it_says_and_turns_half_of_each_head() -> None:
     config = read(BAMBA)
     assert config.mamba == MambaConfig(
-        layers=(0, 2), num_heads=4, head_size=16, num_groups=1, state_size=16, num_taps=4
+        num_heads=4, head_size=16, num_groups=1, state_size=16, num_taps=4, attention_layers=(1, 3)
     )
     assert config.rope == RopeConfig(rotated_share=0.5)
     assert (config.num_heads, config.num_kv_heads, config.head_size) == (4, 2, 8)

@@ -50,7 +50,7 @@ TOKEN_TEXTS = [
     "नमस्ते สวัสดี مرحبا",
     "🎉🚀 👩‍👩‍👧‍👦 🏳️‍🌈",
     "<b>bold</b><table><td>1</td></table>",
-    "<0x0A> <unused7> <eos",
+    "<0x0A> <eos un<unk",
     "UPPER lower MiXeD_snake-kebab",
     "ꙮ\x01\x7f\u00a0\u200b",
     "a" * 70 + "=" * 40,

@@ -268,10 +268,7 @@ class Recorder:
     def _cache_layer(self, layer: KVLayer) -> _native.CacheLayer:
         spec = self._layout.groups[layer.group].spec
         if not isinstance(spec, (FullAttentionSpec, SlidingWindowSpec)):
-            raise UnsupportedModelError(
-                f"the native backend has no cache for {type(spec).__name__}; "
-                "use a model with attention layers only"
-            )
+            raise ValueError(f"group {layer.group} caches {type(spec).__name__}, not keys and values")
         if spec.head_size % 8:
             raise UnsupportedModelError(
                 f"head size {spec.head_size} is not a multiple of 8; use --backend numpy for this model"

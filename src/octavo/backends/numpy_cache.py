@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from octavo.backends.ops import F32, I32, KVCacheConfig, Limits, StepInputs
 from octavo.core.kv_groups import KVLayer
 from octavo.core.kv_spec import FullAttentionSpec, KVCacheSpec, MambaSpec, SlidingWindowSpec
-from octavo.errors import UnsupportedModelError
 
 KVArray = NDArray[np.float32] | NDArray[np.float16]
 StateParts = tuple[F32, F32]  # a layer's last inputs [(W-1)·C] and its recurrent state [H·Z·P]
@@ -27,10 +26,7 @@ StateParts = tuple[F32, F32]  # a layer's last inputs [(W-1)·C] and its recurre
 def kv_widths(spec: KVCacheSpec) -> tuple[int, int]:
     """(K, D) of a layer that keeps keys and values."""
     if not isinstance(spec, (FullAttentionSpec, SlidingWindowSpec)):
-        raise UnsupportedModelError(
-            f"the numpy backend has no cache for {type(spec).__name__}; "
-            "use a model with attention layers only"
-        )
+        raise ValueError(f"the layer caches {type(spec).__name__}, not keys and values")
     return spec.num_kv_heads, spec.head_size
 
 

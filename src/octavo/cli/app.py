@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from octavo.cli import chat, generate, models, serve, version
+from octavo.cli import blocks, chat, generate, models, serve, version
 
 app = typer.Typer(
     help="Octavo serves language models and pages their KV cache.",
@@ -17,6 +17,7 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("blocks")(blocks.blocks)
 app.command("models")(models.models)
 app.command("version")(version.version)
 

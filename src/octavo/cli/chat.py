@@ -20,6 +20,9 @@ def chat(
     seed: options.Seed = 0,
     weight_dtype: options.WeightDtypeOption = options.WeightDtype.INT8,
     threads: options.Threads = None,
+    preemption_mode: options.PreemptionModeOption = options.PreemptionMode.AUTO,
+    swap_space: options.SwapSpace = "0",
+    swap_dir: options.SwapDir = None,
 ) -> None:
     """Talk to a model on the terminal. /help lists what else it understands."""
     from rich.console import Console
@@ -31,5 +34,13 @@ def chat(
     console = Console()
     params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens)
     with console.status("loading the model"):
-        llm = LLM(model or DEFAULT_MODEL, weight_dtype=weight_dtype.value, num_threads=threads, seed=seed)
+        llm = LLM(
+            model or DEFAULT_MODEL,
+            weight_dtype=weight_dtype.value,
+            num_threads=threads,
+            seed=seed,
+            preemption_mode=preemption_mode.value,
+            swap_space_bytes=options.parse_swap_space(swap_space),
+            swap_dir=swap_dir,
+        )
     Conversation(llm, params, console, system).run()

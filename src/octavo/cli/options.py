@@ -20,6 +20,12 @@ class WeightDtype(StrEnum):
     FLOAT32 = "float32"
 
 
+class PreemptionMode(StrEnum):
+    AUTO = "auto"
+    RECOMPUTE = "recompute"
+    SWAP = "swap"
+
+
 class KVCacheDtype(StrEnum):
     AUTO = "auto"
     FP32 = "fp32"
@@ -36,6 +42,11 @@ def parse_size(text: str) -> int:
     if size_bytes < 1:
         raise ConfigError(f"{text!r} is less than one byte; write a size like 512MiB")
     return size_bytes
+
+
+def parse_swap_space(text: str) -> int:
+    """The same, but 0 is a size too."""
+    return 0 if text.strip() == "0" else parse_size(text)
 
 
 def format_size(size_bytes: int) -> str:
@@ -93,6 +104,29 @@ PrefixCaching = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
+PreemptionModeOption = Annotated[
+    PreemptionMode,
+    typer.Option(
+        "--preemption-mode",
+        help="What becomes of the blocks of a request that gives way: dropped and computed again, moved to the "
+        "swap space and back, or whichever is measured to be faster.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+SwapSpace = Annotated[
+    str,
+    typer.Option(
+        metavar="SIZE", help="Room for swapped blocks, like 2GiB; 0 is none.", rich_help_panel=_ENGINE
+    ),
+]
+SwapDir = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Keep the swap space in a file in this folder. Without it, in memory.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(
@@ -136,4 +170,22 @@ TopP = Annotated[
 ]
 TopK = Annotated[
     int, typer.Option(help="Draw from this many likeliest tokens; 0 is all.", rich_help_panel=_SAMPLING)
+]
+NumChoices = Annotated[int, typer.Option("--n", help="Answers.", rich_help_panel=_SAMPLING)]
+BestOf = Annotated[
+    int | None,
+    typer.Option(help="Draw this many answers and keep the --n most likely ones.", rich_help_panel=_SAMPLING),
+]
+BeamWidth = Annotated[
+    int | None,
+    typer.Option(
+        help="Beam search with this many beams instead of drawing; the flags about drawing have no effect.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+LengthPenalty = Annotated[
+    float,
+    typer.Option(
+        help="Beam search: above 0 favours long answers, below 0 short ones.", rich_help_panel=_SAMPLING
+    ),
 ]

@@ -77,6 +77,10 @@ class KVAllocator(Protocol):
         """
         ...
 
+    def grow_all(self, targets: Sequence[tuple[SeqId, int]]) -> tuple[Growth, ...] | None:
+        """grow() for each (sequence, num_tokens) in turn, all or none."""
+        ...
+
     def commit(self, seq_id: SeqId, token_ids: Sequence[int], num_computed: int) -> None:
         """The keys and values of the first `num_computed` of `token_ids` are in the cache: full blocks may
         be found from now on."""

@@ -8,6 +8,7 @@ from the same pool. Full blocks stay findable after their sequence ended, until 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -153,6 +154,18 @@ class KVCacheManager:
             writes += _unsent(g, table)
             table.num_sent = table.num_logical
         return Growth(tuple(writes), tuple(copies))
+
+    def grow_all(self, targets: Sequence[tuple[SeqId, int]]) -> tuple[Growth, ...] | None:
+        for seq_id, _ in targets:
+            self.release_skipped(seq_id)
+        if self._missing_together(targets) > self.pool.num_free:
+            return None
+        growths = []
+        for seq_id, num_tokens in targets:
+            growth = self.grow(seq_id, num_tokens)
+            assert growth is not None, f"sequence {seq_id} got no block although all had been counted"
+            growths.append(growth)
+        return tuple(growths)
 
     def fork(self, parent: SeqId, child: SeqId) -> None:
         assert child not in self.tables, f"sequence {child} is already admitted"
@@ -305,6 +318,17 @@ class KVCacheManager:
             and table.num_tokens % self.block_size != 0
             and self.pool.is_shared(table.block_at(-1))
         )
+
+    def _missing_together(self, targets: Sequence[tuple[SeqId, int]]) -> int:
+        """blocks_missing() of all, less the copies that the last writer of a shared block need not make."""
+        missing = sum(self.blocks_missing(seq_id, num_tokens) for seq_id, num_tokens in targets)
+        writers = Counter(
+            table.block_at(-1)
+            for seq_id, num_tokens in targets
+            for table in self.tables[seq_id]
+            if self._copy_needed(table, num_tokens)
+        )
+        return missing - sum(count == self.pool.ref_count(block) for block, count in writers.items())
 
     def _copy_last_block(self, group: int, table: BlockTable) -> CopyBlock:
         """Repoint only this table's last entry to a fresh block; the others keep the old one."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from octavo.core.sampling_params import SamplingParams
+from octavo.engine.text_stops import TextStops
 from octavo.sched.records import SequenceOutput
 
 
@@ -18,10 +19,21 @@ def needs_selection(params: SamplingParams) -> bool:
 class BestOf:
     """Collects the outputs of one request."""
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(self, params: SamplingParams, stops: TextStops | None = None) -> None:
         self._params = params
+        self._stops = stops
+        self._token_ids: dict[int, list[int]] = {i: [] for i in range(params.num_sequences)}
         self._outputs: dict[int, list[SequenceOutput]] = {i: [] for i in range(params.num_sequences)}
         self._num_running = params.num_sequences
+
+    def is_stopped(self, output: SequenceOutput) -> bool:
+        """Whether a choice that would go on has completed a stop string. Asked once of each output, before
+        push()."""
+        token_ids = self._token_ids[output.index]
+        token_ids += output.token_ids
+        if self._stops is None or output.finish_reason is not None or not output.token_ids:
+            return False
+        return len(token_ids) > self._params.min_tokens and self._stops.ends(token_ids)
 
     def push(self, output: SequenceOutput) -> list[SequenceOutput]:
         """Nothing until the last choice has ended, then the n best as choices 0 to n - 1, best first; of
@@ -36,6 +48,8 @@ class BestOf:
         chosen = []
         for new_index, index in enumerate(ranked[: self._params.n]):
             chosen += [self._renamed(output, new_index) for output in self._outputs[index]]
+        # The first choice sampled has the prompt's log-probabilities, whichever choices were chosen
+        chosen[0] = replace(chosen[0], prompt_logprobs=self._outputs[0][0].prompt_logprobs)
         return chosen
 
     def _logprob(self, index: int) -> float:
@@ -47,4 +61,4 @@ class BestOf:
     def _renamed(self, output: SequenceOutput, index: int) -> SequenceOutput:
         """Log-probabilities were drawn for the ranking; they are sent only if they were asked for."""
         logprobs = output.logprobs if self._params.logprobs is not None else None
-        return replace(output, index=index, logprobs=logprobs)
+        return replace(output, index=index, logprobs=logprobs, prompt_logprobs=None)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -17,21 +19,26 @@ from octavo.config import EngineConfig
 from octavo.engine import wire
 from octavo.engine.messages import (
     Abort,
+    BlockSnapshot,
     Failed,
     FromEngine,
     GenerateRequest,
     Ready,
     Refused,
+    Reply,
+    ResetPrefixCache,
     Shutdown,
     StepOutputs,
     StepStats,
     Submit,
+    TakeSnapshot,
     TokenDelta,
 )
 from octavo.errors import EngineError, OctavoError, RequestError
 
 StatsListener = Callable[[StepStats], None]
 STOP_TIMEOUT_S = 5.0  # after that the engine process is killed
+_GONE = "the engine process has ended: restart the server"
 
 
 class AsyncEngine(Protocol):
@@ -47,12 +54,33 @@ class AsyncEngine(Protocol):
         """
         ...
 
+    def end_choice(self, request_id: str, index: int) -> None:
+        """A stop string ended this choice: its blocks are free after the next step, and no more deltas of it
+        come out of generate(), which is over with the last choice."""
+        ...
+
+    async def reset_prefix_cache(self) -> int:
+        """Forget every cached prefix; returns how many blocks could be found. Raises EngineError."""
+        ...
+
+    async def snapshot(self) -> BlockSnapshot:
+        """The block pool and all tables. Raises EngineError."""
+        ...
+
     def add_stats_listener(self, listener: StatsListener) -> None:
         """Call `listener` with the stats of every step."""
         ...
 
     @property
     def is_alive(self) -> bool: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """One request of generate()."""
+
+    unfinished: set[int]  # choices
+    queue: asyncio.Queue[TokenDelta | OctavoError] = field(default_factory=asyncio.Queue)
 
 
 class ProcessEngine:
@@ -63,7 +91,10 @@ class ProcessEngine:
         self._process = process
         self._reader = reader
         self._writer: asyncio.StreamWriter | None = None
-        self._queues: dict[str, asyncio.Queue[TokenDelta | OctavoError]] = {}
+        self._streams: dict[str, _Stream] = {}
+        self._calls: dict[int, asyncio.Future[int | BlockSnapshot]] = {}
+        self._num_calls = 0
+        self._reason: str | None = None  # why it ended, in its own words
         self._listeners: list[StatsListener] = []
         self._is_alive = False
         self._task: asyncio.Task[None] | None = None
@@ -111,23 +142,48 @@ class ProcessEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
         if not self._is_alive:
-            raise EngineError("the engine process has ended: restart the server")
-        queue: asyncio.Queue[TokenDelta | OctavoError] = asyncio.Queue()
-        self._queues[request.request_id] = queue
-        num_unfinished = request.params.n
+            raise EngineError(_GONE)
+        stream = _Stream(set(range(request.params.n)))
+        self._streams[request.request_id] = stream
         try:
             self._send(Submit(request))
-            while num_unfinished:
-                delta = await queue.get()
-                if isinstance(delta, OctavoError):
-                    num_unfinished = 0
-                    raise delta
-                num_unfinished -= delta.finish_reason is not None
-                yield delta
+            while stream.unfinished:
+                item = await stream.queue.get()
+                if isinstance(item, OctavoError):
+                    stream.unfinished.clear()
+                    raise item
+                if item.index in stream.unfinished:
+                    if item.finish_reason is not None:
+                        stream.unfinished.remove(item.index)
+                    yield item
         finally:
-            del self._queues[request.request_id]
-            if num_unfinished and self._is_alive:
+            del self._streams[request.request_id]
+            if stream.unfinished and self._is_alive:
                 self._send(Abort(request.request_id))
+
+    def end_choice(self, request_id: str, index: int) -> None:
+        stream = self._streams.get(request_id)
+        if stream is not None and index in stream.unfinished:
+            stream.unfinished.remove(index)
+            if self._is_alive:
+                self._send(Abort(request_id, index, "stop"))
+
+    async def reset_prefix_cache(self) -> int:
+        value = await self._call(ResetPrefixCache)
+        assert isinstance(value, int), f"the engine answered {value!r}"
+        return value
+
+    async def snapshot(self) -> BlockSnapshot:
+        value = await self._call(TakeSnapshot)
+        assert isinstance(value, BlockSnapshot), f"the engine answered {value!r}"
+        return value
+
+    async def ended(self) -> str:
+        """Wait until the process has ended without having been told to, and say why."""
+        assert self._task is not None
+        await asyncio.shield(self._task)
+        code = await self._process.wait()
+        return self._reason or f"the engine process {_fate(code)}"
 
     async def stop(self) -> None:
         """End the process; requests still running get EngineError."""
@@ -140,15 +196,29 @@ class ProcessEngine:
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _send(self, message: Submit | Abort | Shutdown) -> None:
+    def _send(self, message: Submit | Abort | ResetPrefixCache | TakeSnapshot | Shutdown) -> None:
         assert self._writer is not None
         self._writer.write(wire.encode([message]))
+
+    async def _call(self, make: type[ResetPrefixCache | TakeSnapshot]) -> int | BlockSnapshot:
+        if not self._is_alive:
+            raise EngineError(_GONE)
+        self._num_calls += 1
+        call_id = self._num_calls
+        answer = self._calls[call_id] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(make(call_id))
+            value: int | BlockSnapshot = await answer
+            return value
+        finally:
+            del self._calls[call_id]
 
     async def _wait_until_ready(self) -> Ready:
         try:
             message = await wire.read_from_engine(self._reader)
         except (asyncio.IncompleteReadError, ConnectionError):
-            raise EngineError("the engine process died while it loaded the model") from None
+            code = await self._process.wait()
+            raise EngineError(f"the engine process {_fate(code)} while it loaded the model") from None
         if isinstance(message, Failed):
             raise _as_error(message)
         assert isinstance(message, Ready), f"the engine began with {message!r}"
@@ -160,7 +230,7 @@ class ProcessEngine:
             while True:
                 self._dispatch(await wire.read_from_engine(self._reader))
         except (asyncio.IncompleteReadError, ConnectionError):
-            self._fail_all("the engine process has ended: restart the server")
+            self._fail_all(_GONE)
 
     def _dispatch(self, message: FromEngine) -> None:
         match message:
@@ -172,18 +242,26 @@ class ProcessEngine:
                         listener(stats)
             case Refused(request_id, text, param, code):
                 self._deliver(request_id, RequestError(text, param=param, code=code))
-            case Failed():
-                self._fail_all(message.message)
+            case Reply(call_id, value):
+                answer = self._calls.get(call_id)
+                if answer is not None and not answer.done():
+                    answer.set_result(value)
+            case Failed(_, text):
+                self._reason = text
+                self._fail_all(text)
 
     def _deliver(self, request_id: str, item: TokenDelta | OctavoError) -> None:
-        queue = self._queues.get(request_id)
-        if queue is not None:  # else its client went away a moment ago
-            queue.put_nowait(item)
+        stream = self._streams.get(request_id)
+        if stream is not None:  # else its client went away a moment ago
+            stream.queue.put_nowait(item)
 
     def _fail_all(self, reason: str) -> None:
         self._is_alive = False
-        for queue in self._queues.values():
-            queue.put_nowait(EngineError(reason))
+        for stream in self._streams.values():
+            stream.queue.put_nowait(EngineError(reason))
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(EngineError(reason))
 
     async def _end_process(self) -> None:
         if self._writer is not None:
@@ -195,6 +273,12 @@ class ProcessEngine:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+
+
+def _fate(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "was killed, perhaps because memory ran out,"
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def _as_error(failed: Failed) -> OctavoError:

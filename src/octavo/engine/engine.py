@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable
-from collections.abc import Sequence as PySequence
+from dataclasses import replace
 from time import monotonic
 
 from octavo.core import invariants
@@ -17,11 +17,23 @@ from octavo.core.kv_manager import KVCacheManager
 from octavo.core.kv_swap import SwapSpace
 from octavo.core.prefix_index import Tenant
 from octavo.core.request import Request, Sequence
+from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import StepPlan, TokenLogprobs
 from octavo.engine.best_of import BestOf, needs_selection
 from octavo.engine.executor import Executor
-from octavo.engine.messages import GenerateRequest, Logprob, Ready, StepOutputs, TokenDelta
+from octavo.engine.messages import (
+    BlockSnapshot,
+    FinishReason,
+    GenerateRequest,
+    Logprob,
+    Ready,
+    StepOutputs,
+    TokenDelta,
+)
 from octavo.engine.observe import EngineObserver
+from octavo.engine.poison import FreedBlocks
+from octavo.engine.snapshot import take_snapshot
+from octavo.engine.text_stops import TextStops
 from octavo.errors import RequestError
 from octavo.sampling.validate import check
 from octavo.sched.records import SequenceOutput
@@ -53,6 +65,8 @@ class Engine:
         self._max_logprobs = max_logprobs
         self._selections: dict[str, BestOf] = {}  # requests with best_of > n
         self._debug = debug
+        manager = scheduler.allocator
+        self._freed = FreedBlocks(manager, executor) if isinstance(manager, KVCacheManager) else None
 
     @property
     def has_work(self) -> bool:
@@ -64,10 +78,10 @@ class Engine:
         self.scheduler.preempter.prices = self.executor.prices.prices
         plan = self.scheduler.step(started)
         planned = monotonic()
-        outputs = self._run(plan)
+        outputs = self._end_at_stop_strings(self._run(plan))
         stats = self.observer.observe(outputs, started, planned, monotonic())
         if self._debug:
-            self.check_invariants()
+            self._check_step(plan)
         return StepOutputs([_delta(o) for o in self._select(outputs)], stats)
 
     def add_request(self, request: GenerateRequest) -> None:
@@ -89,15 +103,31 @@ class Engine:
         )
         self.scheduler.add(queued)
         if needs_selection(request.params):
-            self._selections[request.request_id] = BestOf(request.params)
+            self._selections[request.request_id] = BestOf(request.params, self._text_stops(request.params))
         self.executor.register(queued)
         self.observer.on_arrival(request)
 
-    def abort(self, request_id: str) -> bool:
-        """End a request now; its blocks are free at once. False when it is not known (any more)."""
+    def abort(self, request_id: str, index: int | None = None, reason: FinishReason = "abort") -> bool:
+        """End a request, or one choice of it, now; its blocks are free at once. False when it is not known
+        (any more). `reason` is for the statistics of a choice."""
+        if index is not None:
+            is_ended = self.scheduler.abort(request_id, index)
+            if is_ended:
+                self.observer.on_choice_ended(request_id, reason)
+            return is_ended
         self.observer.on_abort(request_id)
         self._selections.pop(request_id, None)
         return self.scheduler.abort(request_id)
+
+    def reset_prefix_cache(self) -> int:
+        """Forget every cached prefix; running requests keep their blocks. Returns how many blocks could be
+        found before."""
+        manager = self.scheduler.allocator
+        return manager.clear_prefixes() if isinstance(manager, KVCacheManager) else 0
+
+    def snapshot(self) -> BlockSnapshot:
+        """The block pool and all tables, as they are now."""
+        return take_snapshot(self.scheduler)
 
     def check_invariants(self) -> None:
         """Raises InvariantError when the bookkeeping contradicts itself."""
@@ -106,6 +136,12 @@ class Engine:
             invariants.check_swap(manager, swap)
         elif isinstance(manager, KVCacheManager):
             invariants.check(manager)
+
+    def _check_step(self, plan: StepPlan) -> None:
+        """Debug mode, after each step."""
+        self.check_invariants()
+        if self._freed is not None:
+            self._freed.after_step(plan)
 
     def _run(self, plan: StepPlan) -> list[SequenceOutput]:
         """Run and apply. A step that raises ends its own sequences with an error; the engine lives on."""
@@ -129,6 +165,20 @@ class Engine:
         check(request.params, vocab_size=vocab_size, max_logprobs=self._max_logprobs)
         if self.scheduler.request(request.request_id) is not None:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
+
+    def _end_at_stop_strings(self, outputs: list[SequenceOutput]) -> list[SequenceOutput]:
+        """End the choices that are held back for a selection here; all others end where their text is made."""
+        if not self._selections:
+            return outputs
+        return [self._ended(o) if self._is_stopped(o) else o for o in outputs]
+
+    def _is_stopped(self, output: SequenceOutput) -> bool:
+        selection = self._selections.get(output.request_id)
+        return selection is not None and selection.is_stopped(output)
+
+    def _ended(self, output: SequenceOutput) -> SequenceOutput:
+        self.scheduler.abort(output.request_id, output.index)
+        return replace(output, finish_reason="stop")
 
     def _select(self, outputs: list[SequenceOutput]) -> list[SequenceOutput]:
         """Hold back the choices of requests of which only the best are wanted."""
@@ -160,22 +210,16 @@ class Engine:
                 min_tokens=params.min_tokens,
                 end_ids=frozenset(end_ids),
             ),
-            self._ends_text(params.stop),
+            stops.ends if (stops := self._text_stops(params)) is not None else None,
         )
 
-    def _ends_text(self, stop: tuple[str, ...]) -> Callable[[PySequence[int]], bool] | None:
-        """Whether the newest token completes a stop string. Beams are judged here, not where text is made."""
-        if not stop or self._make_tokenizer is None:
+    def _text_stops(self, params: SamplingParams) -> TextStops | None:
+        """Its stop strings, if they have to be found here and not where text is made."""
+        if not params.stop or self._make_tokenizer is None:
             return None
         if self._tokenizer is None:
             self._tokenizer = self._make_tokenizer()
-        decode = self._tokenizer.decode
-
-        def ends(token_ids: PySequence[int]) -> bool:
-            now, before = decode(token_ids), decode(token_ids[:-1])
-            return any(s in now and s not in before for s in stop)
-
-        return ends
+        return TextStops(self._tokenizer, params)
 
 
 def _delta(output: SequenceOutput) -> TokenDelta:

@@ -104,6 +104,10 @@ class Executor:
             swap_failure=swap_failure,
         )
 
+    def fill_block(self, block_id: int, value: float) -> None:
+        """Overwrite a free block: debug mode makes stale reads visible so."""
+        self._runner.fill_block(block_id, value)
+
     def _swap(self, plan: StepPlan) -> Literal["out", "in"] | None:
         """Move blocks out, then in. A store that fails is reported, not raised: the engine recomputes."""
         if not (plan.swap_out or plan.swap_in):

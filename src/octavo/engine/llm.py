@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from octavo.backends.ops import Backend
 from octavo.config import DEFAULT_MODEL, EngineConfig
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.build import assemble, check_config, make_backend
 from octavo.engine.engine import Engine
-from octavo.engine.messages import FinishReason, GenerateRequest, StepStats
+from octavo.engine.messages import BlockSnapshot, FinishReason, GenerateRequest, StepStats
 from octavo.errors import ConfigError, EngineError, RequestError
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.output import RequestAssembler, TextDelta, TokenEntry, Usage
@@ -42,6 +42,7 @@ class CompletionOutput:
     logprobs: list[TokenEntry] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    score: float | None = None  # beam search: what the choices are ranked by
 
 
 @dataclass(slots=True)
@@ -135,6 +136,34 @@ class LLM:
             if not state.assembler.is_done:
                 self._abort(running)
 
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        width: int,
+        max_tokens: int = 16,
+        length_penalty: float = 1.0,
+        early_stopping: bool | Literal["never"] = False,
+        n: int | None = None,
+    ) -> list[RequestOutput]:
+        """The n (default: all `width`) best answers of a beam search for each prompt, best first, each with
+        its score. generate() with SamplingParams(beam_width=…) does the same and has stop strings too."""
+        params = SamplingParams(
+            n=width if n is None else n,
+            beam_width=width,
+            max_tokens=max_tokens,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+        )
+        return self.generate(prompts, params)
+
+    def reset_prefix_cache(self) -> int:
+        """Forget every cached prefix. Returns how many blocks could be found before."""
+        return self.engine.reset_prefix_cache()
+
+    def snapshot(self) -> BlockSnapshot:
+        """The block pool and all tables, as `octavo blocks` shows them."""
+        return self.engine.snapshot()
+
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> RequestOutput:
         """Answer a conversation through the model's chat template."""
         return self.generate([self.chat_prompt(messages)], params)[0]
@@ -169,8 +198,8 @@ class LLM:
                 continue
             if delta.finish_reason == "error":
                 raise EngineError(delta.error or "the request failed")
-            if delta.needs_abort and state.assembler.is_done:
-                self.engine.abort(token_delta.request_id)
+            if delta.needs_abort:
+                self.engine.abort(token_delta.request_id, delta.index, "stop")
             found.append((token_delta.request_id, delta))
         return found
 
@@ -189,6 +218,7 @@ def _extend(state: _Running, delta: TextDelta) -> None:
         state.output.prompt_logprobs = list(delta.prompt_logprobs)
     choice.finish_reason = delta.finish_reason
     choice.stop_reason = delta.stop_reason
+    choice.score = delta.score
     state.output.usage = state.assembler.usage
 
 

@@ -6,6 +6,7 @@ max_num_seqs sequences of full length could fill.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,8 @@ class MemoryPlan:
     kv_dtype: KVDtype
     max_model_len: int
     weight_bytes: int
+    sequence_blocks: int  # most that a sequence of max_model_len tokens holds, over all groups of layers
+    max_request_tokens: int  # the longest sequence whose blocks fit the pool
 
     @property
     def kv_bytes(self) -> int:
@@ -34,7 +37,12 @@ class MemoryPlan:
 
     @property
     def num_tokens(self) -> int:
-        return self.num_blocks * self.block_size
+        """What it holds in sequences of full length. Short ones gain less from windows and states."""
+        return self.num_blocks * self.max_model_len // self.sequence_blocks
+
+    @property
+    def num_full_requests(self) -> float:
+        return self.num_blocks / self.sequence_blocks
 
     def report(self) -> list[str]:
         """One line each, for the log at start."""
@@ -42,13 +50,12 @@ class MemoryPlan:
             f"weights {self.weight_bytes / MIB:,.0f} MiB, KV cache {self.num_blocks:,} blocks of "
             f"{self.block_size} = {self.num_tokens:,} tokens, {self.kv_bytes / MIB:,.0f} MiB of "
             f"{self.kv_dtype}",
-            f"{self.num_tokens / self.max_model_len:,.1f} requests of the full {self.max_model_len:,} tokens "
-            f"fit at once",
+            f"{self.num_full_requests:,.1f} requests of the full {self.max_model_len:,} tokens fit at once",
         ]
-        if self.num_tokens < self.max_model_len:
+        if self.max_request_tokens < self.max_model_len:
             lines.append(
                 f"the pool is smaller than the model's context: a request can use at most "
-                f"{self.num_tokens:,} tokens (--kv-cache-memory gives it more)"
+                f"{self.max_request_tokens:,} tokens (--kv-cache-memory gives it more)"
             )
         return lines
 
@@ -75,9 +82,22 @@ def plan_memory(config: EngineConfig, layout: KVLayout, max_model_len: int, weig
     """Size the pool. Raises ConfigError when not even one block fits."""
     kv_dtype = resolve_kv_dtype(config)
     block_bytes = layout.bytes_per_block(config.block_size, DTYPE_BYTES[kv_dtype])
-    per_sequence = layout.max_blocks(max_model_len, config.max_num_batched_tokens, config.block_size)
+
+    def blocks_for(num_tokens: int) -> int:
+        return layout.max_blocks(num_tokens, config.max_num_batched_tokens, config.block_size)
+
+    per_sequence = blocks_for(max_model_len)
     num_blocks = _num_blocks(config, block_bytes, per_sequence * config.max_num_seqs)
-    return MemoryPlan(num_blocks, config.block_size, block_bytes, kv_dtype, max_model_len, weight_bytes)
+    return MemoryPlan(
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        block_bytes=block_bytes,
+        kv_dtype=kv_dtype,
+        max_model_len=max_model_len,
+        weight_bytes=weight_bytes,
+        sequence_blocks=per_sequence,
+        max_request_tokens=bisect_right(range(max_model_len + 1), num_blocks, key=blocks_for) - 1,
+    )
 
 
 def _num_blocks(config: EngineConfig, block_bytes: int, useful: int) -> int:

@@ -1,7 +1,7 @@
 """What travels between the HTTP process and the engine process, as msgspec values (msgpack on one pipe).
 
-HTTP ──[Submit | Abort | Shutdown]──▶ engine          one frame may carry many
-HTTP ◀──[Ready | StepOutputs | Refused | Failed]── engine       one frame a step
+HTTP ──[Submit | Abort | ResetPrefixCache | TakeSnapshot | Shutdown]──▶ engine    one frame may carry many
+HTTP ◀──[Ready | StepOutputs | Refused | Reply | Failed]── engine                 one frame a step
 """
 
 from __future__ import annotations
@@ -115,17 +115,62 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     code: str | None = None
 
 
+class SequenceBlocks(msgspec.Struct, frozen=True):
+    """Where one sequence's cache lies, for one group of layers."""
+
+    request_id: str
+    choice: int  # beam search: which of the live beams, best first
+    group: int
+    block_ids: list[int | None]  # by logical block; None: out of the window, or never stored
+    num_tokens: int  # slots filled, those of blocks that are not held included
+
+
+class BlockSnapshot(msgspec.Struct, frozen=True):
+    """The block pool between two steps. Of `tables` and `swap_tables` the ids are those of their own pool."""
+
+    block_size: int
+    ref_counts: list[int]  # by block id: table entries that point to it; 0 is free
+    cached: list[int]  # blocks whose content can be found, free or in use
+    next_free: list[int]  # the next blocks to be handed out, in this order; the first 64
+    tables: list[SequenceBlocks]  # running sequences, oldest request first
+    num_swap_blocks: int = 0
+    swap_tables: list[SequenceBlocks] = []  # swapped sequences
+
+
 class Submit(msgspec.Struct, frozen=True, tag=True):
     request: GenerateRequest
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
+    """End a request, or one choice of it. `reason` is for the statistics."""
+
     request_id: str
+    index: int | None = None
+    reason: FinishReason = "abort"
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
+    """Forget every cached prefix. The Reply's value is how many blocks could be found before."""
+
+    call_id: int
+
+
+class TakeSnapshot(msgspec.Struct, frozen=True, tag=True):
+    """The Reply's value is a BlockSnapshot."""
+
+    call_id: int
+
+
+class Reply(msgspec.Struct, frozen=True, tag=True):
+    """The answer to the call of that id."""
+
+    call_id: int
+    value: int | BlockSnapshot
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-ToEngine = list[Submit | Abort | Shutdown]
-FromEngine = Ready | StepOutputs | Refused | Failed
+ToEngine = list[Submit | Abort | ResetPrefixCache | TakeSnapshot | Shutdown]
+FromEngine = Ready | StepOutputs | Refused | Reply | Failed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import monotonic
 
-from octavo.engine.messages import GenerateRequest, StepStats
+from octavo.engine.messages import FinishReason, GenerateRequest, StepStats
 from octavo.metrics.collect import StepObserver
 from octavo.sched.scheduler import Scheduler, SequenceOutput
 
@@ -26,6 +26,10 @@ class EngineObserver:
     def on_abort(self, request_id: str) -> None:
         if self._unfinished.pop(request_id, None) is not None:
             self._events.on_finished(request_id, "abort", monotonic())
+
+    def on_choice_ended(self, request_id: str, reason: FinishReason) -> None:
+        """One choice was ended from outside."""
+        self._count_end(request_id, reason, monotonic())
 
     def observe(
         self, outputs: Sequence[SequenceOutput], started: float, planned: float, ended: float
@@ -48,10 +52,14 @@ class EngineObserver:
         if output.token_ids:
             self._events.on_tokens(output.request_id, len(output.token_ids), now, output.index)
         if output.finish_reason is not None:
-            self._unfinished[output.request_id] -= 1
-            if not self._unfinished[output.request_id]:
-                del self._unfinished[output.request_id]
-                self._events.on_finished(output.request_id, output.finish_reason, now)
+            self._count_end(output.request_id, output.finish_reason, now)
+
+    def _count_end(self, request_id: str, reason: FinishReason, now: float) -> None:
+        """One choice less; with the last the request ends, for the reason that this one did."""
+        self._unfinished[request_id] -= 1
+        if not self._unfinished[request_id]:
+            del self._unfinished[request_id]
+            self._events.on_finished(request_id, reason, now)
 
     def _stats(self, schedule_s: float, step_s: float) -> StepStats:
         cache = self._scheduler.allocator.stats()

@@ -2,23 +2,39 @@
 
 The step loop shares no interpreter lock with HTTP. The process reads its configuration from the socket it
 is given, answers Ready or Failed, then steps while there is work and sleeps in a read when there is none.
-It ends when told to or when the other side is gone; nothing is left behind.
+It ends when told to or when the other side is gone; nothing is left behind. What it did not expect it says as
+a Failed, on one line; --debug prints the traceback as well.
 """
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import sys
+import traceback
 from pathlib import Path
 from time import monotonic
+from typing import NoReturn
 
 import msgspec
 
 from octavo.config import EngineConfig
 from octavo.engine.build import build_engine
 from octavo.engine.engine import Engine
-from octavo.engine.messages import Abort, Failed, GenerateRequest, Refused, Shutdown, Submit, ToEngine
+from octavo.engine.messages import (
+    Abort,
+    Failed,
+    GenerateRequest,
+    Refused,
+    Reply,
+    ResetPrefixCache,
+    Shutdown,
+    StepOutputs,
+    Submit,
+    TakeSnapshot,
+    ToEngine,
+)
 from octavo.engine.wire import EngineSocket
 from octavo.errors import OctavoError, RequestError
 
@@ -42,8 +58,13 @@ class EngineLoop:
             match message:
                 case Submit(request):
                     self._submit(request)
-                case Abort(request_id):
-                    self._engine.abort(request_id)
+                case Abort(request_id, index, reason):
+                    self._engine.abort(request_id, index, reason)
+                case ResetPrefixCache(call_id):
+                    self._socket.send(Reply(call_id, self._engine.reset_prefix_cache()))
+                    self._socket.send(StepOutputs([], self._engine.observer.snapshot()))
+                case TakeSnapshot(call_id):
+                    self._socket.send(Reply(call_id, self._engine.snapshot()))
                 case Shutdown():
                     self._is_running = False
 
@@ -59,18 +80,36 @@ def main(fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     started = monotonic()
     connection = EngineSocket(socket.socket(fileno=fd))
+    config, model_path = _read_config()
     try:
-        config, model_path = _read_config()
         engine = build_engine(config, model_path)
     except OctavoError as error:
-        connection.send(Failed(type(error).__name__, str(error)))
-        return
+        _give_up(connection, Failed(type(error).__name__, str(error)))
+    except Exception as error:
+        _give_up(connection, _unexpected("the model could not be loaded", error, config.debug))
     engine.info.report.append(f"loaded in {monotonic() - started:.1f} s")
     try:
         connection.send(engine.info)
         EngineLoop(engine, connection).run()
-    except (BrokenPipeError, ConnectionError):
+    except ConnectionError:
         return  # the server is gone: so are we
+    except Exception as error:
+        _give_up(connection, _unexpected("the engine failed", error, config.debug))
+
+
+def _give_up(connection: EngineSocket, failed: Failed) -> NoReturn:
+    with contextlib.suppress(ConnectionError):
+        connection.send(failed)
+    sys.exit(1)
+
+
+def _unexpected(what: str, error: Exception, debug: bool) -> Failed:
+    """A fault of Octavo's own: on one line, with the place."""
+    if debug:
+        traceback.print_exception(error)
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(frame.filename).name}:{frame.lineno}"
+    return Failed("EngineError", f"{what}: {type(error).__name__}: {error} ({place})")
 
 
 def _read_config() -> tuple[EngineConfig, Path]:

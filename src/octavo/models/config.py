@@ -38,9 +38,8 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class MambaConfig:
-    """The state-space mixers (Mamba2) of a model. Its other layers, if any, are attention."""
+    """The state-space mixers (Mamba2) of a model, one in each layer but for those listed."""
 
-    layers: tuple[int, ...]  # which layers have one
     num_heads: int  # H
     head_size: int  # P
     num_groups: int  # G
@@ -50,6 +49,7 @@ class MambaConfig:
     proj_bias: bool = False  # biases on in and out
     dt_min: float = 0.0  # the time step is clamped to [dt_min, dt_max]
     dt_max: float = float("inf")
+    attention_layers: tuple[int, ...] = ()  # these have attention instead
 
     @property
     def inner_size(self) -> int:

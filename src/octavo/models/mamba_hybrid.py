@@ -176,10 +176,10 @@ def _load_layer(
 ) -> HybridLayer:
     prefix = f"layers.{index}"
     mixer: Attention | MambaMixer
-    if index in mamba.layers:
-        mixer = MambaMixer.load(config, mamba, load, prefix)
-    else:
+    if index in mamba.attention_layers:
         mixer = Attention.load(config, load, prefix, rope)
+    else:
+        mixer = MambaMixer.load(config, mamba, load, prefix)
     feed_forward = None
     if config.intermediate_size > 0:
         feed_forward = FeedForward(load.vector(f"{prefix}.post_norm"), GatedMLP.load(config, load, prefix))

@@ -10,10 +10,11 @@ import math
 from collections.abc import Sequence
 from typing import TypeGuard
 
+from octavo.core.beam import MAX_LENGTH_PENALTY
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import RequestError
 
-MAX_CHOICES = 128  # n
+MAX_CHOICES = 128  # n, best_of and beam_width
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024  # a stop string; as much text can be held back from a stream
 MAX_STOP_TOKENS = 256
@@ -21,6 +22,21 @@ MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
 _INT64 = 1 << 63
 
+# What beam search cannot honour, as it draws nothing, with the values that ask for nothing. Its scores are
+# those of temperature 1; 0 is what other engines want to be sent with it.
+_BEAM_VALUES: dict[str, tuple[object, ...]] = {
+    "best_of": (None,),
+    "temperature": (0.0, 1.0),
+    "top_p": (1.0,),
+    "top_k": (0,),
+    "min_p": (0.0,),
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "logit_bias": ((), []),
+    "logprobs": (None,),
+    "prompt_logprobs": (None,),
+}
 _BOOLS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
 
 
@@ -30,7 +46,8 @@ def check(params: SamplingParams, *, vocab_size: int, max_logprobs: int) -> None
         value = getattr(params, name)
         if not isinstance(value, bool):
             raise _wrong(name, value, "use true or false")
-    _check_int("n", params.n, 1, MAX_CHOICES)
+    check_choices(params.n, params.best_of)
+    _check_beam(params, vocab_size)
     if params.seed is not None:
         _check_int("seed", params.seed, -_INT64, _INT64 - 1)
     _check_distribution(params)
@@ -41,6 +58,36 @@ def check(params: SamplingParams, *, vocab_size: int, max_logprobs: int) -> None
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if count is not None:
             _check_int(name, count, 0, min(max_logprobs, vocab_size))
+
+
+def check_choices(n: int, best_of: int | None) -> None:
+    """Raises RequestError. With beam search the server's best_of is the beam width: the same range."""
+    _check_int("n", n, 1, MAX_CHOICES)
+    if best_of is not None:
+        _check_int("best_of", best_of, 1, MAX_CHOICES)
+        if best_of < n:
+            raise _wrong("best_of", best_of, f"use at least n, {n}")
+
+
+def _check_beam(params: SamplingParams, vocab_size: int) -> None:
+    if not isinstance(params.early_stopping, bool) and params.early_stopping != "never":
+        raise _wrong("early_stopping", params.early_stopping, 'use true, false or "never"')
+    if abs(_number("length_penalty", params.length_penalty)) > MAX_LENGTH_PENALTY:
+        limit = f"{MAX_LENGTH_PENALTY:g}"
+        raise _wrong("length_penalty", params.length_penalty, f"use -{limit} to {limit}")
+    if params.beam_width is None:
+        for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
+            if getattr(params, name) != default:
+                raise _wrong(name, getattr(params, name), "it works with beam search only; leave it out")
+        return
+    _check_int("beam_width", params.beam_width, 1, min(MAX_CHOICES, vocab_size))
+    if params.beam_width < params.n:
+        raise _wrong("beam_width", params.beam_width, f"use at least n, {params.n}")
+    for name, accepted in _BEAM_VALUES.items():
+        value = getattr(params, name)
+        if value not in accepted or isinstance(value, bool):
+            remedy = "use 0 or 1 or leave it out" if name == "temperature" else "leave it out"
+            raise _wrong(name, value, f"beam search cannot honour it; {remedy}")
 
 
 def _check_distribution(params: SamplingParams) -> None:

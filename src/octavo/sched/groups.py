@@ -21,6 +21,16 @@ def set_origins(request: Request) -> None:
                 seq.origin = Origin(parent, num_shared)
 
 
+def set_origins_after_end(request: Request) -> None:
+    """A choice was ended from outside: nobody starts from one that is gone."""
+    if not request.started:
+        set_origins(request)
+        return
+    for seq in request.live:
+        if seq.origin is not None and seq.origin.parent.finish_reason is not None:
+            seq.origin = None
+
+
 def _num_shareable(parent: Sequence, seq: Sequence) -> int:
     """Tokens that `seq` need not compute if it forks from `parent`. One token of its own remains, whose logits
     it needs; but choices that have no output yet all draw from the one last row of the prompt."""

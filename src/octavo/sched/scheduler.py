@@ -25,6 +25,7 @@ from octavo.sched.groups import (
     draws_with,
     next_fork_point,
     set_origins,
+    set_origins_after_end,
 )
 from octavo.sched.plan_builder import PlanBuilder
 from octavo.sched.preempt import Preempter, choose_victim, headroom_blocks
@@ -106,13 +107,17 @@ class Scheduler:
         self._refuse_unservable(request)
         self.book.add(request)
 
-    def abort(self, request_id: str) -> bool:
-        """End a request at once, wherever it is; its blocks are free. False when it is not known."""
+    def abort(self, request_id: str, index: int | None = None) -> bool:
+        """End a request, or one choice of it, at once, wherever it is; its blocks are free. False when it is
+        not known (any more)."""
         request = self.book.requests.get(request_id)
         if request is None:
             return False
-        self.book.end_all(request, "abort")
-        return True
+        ending = [s for s in request.live if index is None or s.index == index]
+        for seq in ending:
+            self.book.end_sequence(request, seq, "abort")
+        set_origins_after_end(request)
+        return bool(ending)
 
     # ── step: decide ────────────────────────────────────────────────────────────────────────────────
 
@@ -200,17 +205,19 @@ class Scheduler:
         if request.beam is not None and self._beams_must_wait(request):
             return True
         before = builder.num_left
-        slices: list[SequenceSlice] = []
-        copies: list[CopyBlock] = []
+        ends: list[tuple[Sequence, int]] = []
         for seq in request.started:
             end = self._slice_end(request, seq)
-            if end == seq.num_computed_tokens:
-                continue
-            growth = self.allocator.grow(seq.seq_id, end)
-            if growth is None:
-                builder.num_left = before
-                return False
-            builder.num_left -= end - seq.num_computed_tokens
+            if end > seq.num_computed_tokens:
+                builder.num_left -= end - seq.num_computed_tokens
+                ends.append((seq, end))
+        growths = self.allocator.grow_all([(seq.seq_id, end) for seq, end in ends])
+        if growths is None:
+            builder.num_left = before
+            return False
+        slices: list[SequenceSlice] = []
+        copies: list[CopyBlock] = []
+        for (seq, end), growth in zip(ends, growths, strict=True):
             copies += growth.copies
             draws = end == seq.num_tokens
             slices.append(

@@ -13,7 +13,7 @@ from octavo import __version__
 from octavo.engine.client import AsyncEngine
 from octavo.engine.messages import StepStats
 from octavo.metrics.registry import Metrics
-from octavo.server import chat, completions, status, tokens
+from octavo.server import blocks, chat, completions, status, tokens
 from octavo.server.errors import add_error_handlers
 from octavo.server.middleware import CountRequests, RequireKey
 from octavo.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -44,6 +44,8 @@ def _routes() -> list[BaseRoute]:
         APIRoute("/tokenize", tokens.tokenize, methods=_POST, openapi_extra=_takes(TokenizeBody)),
         APIRoute("/detokenize", tokens.detokenize, methods=_POST, openapi_extra=_takes(DetokenizeBody)),
         APIRoute("/tokenizer_info", tokens.tokenizer_info, methods=_GET),
+        APIRoute("/reset_prefix_cache", blocks.reset_prefix_cache, methods=_POST),
+        APIRoute("/debug/blocks", blocks.debug_blocks, methods=_GET),
         # For clients whose base URL is given without /v1
         APIRoute("/models", status.models, methods=_GET, include_in_schema=False),
         APIRoute("/completions", completions.completions, methods=_POST, include_in_schema=False),

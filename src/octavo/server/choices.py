@@ -3,7 +3,8 @@
     prompt 0 ─▶ choices 0 … n-1
     prompt 1 ─▶ choices n … 2n-1          merged as they come
 
-It knows no HTTP and no JSON. Closing the iterator aborts whatever still runs in the engine.
+It knows no HTTP and no JSON. A choice that a stop string ended is ended in the engine at once, while the others
+go on; closing the iterator aborts whatever still runs there.
 """
 
 from __future__ import annotations
@@ -92,11 +93,11 @@ class Generation:
                     continue
                 if piece.finish_reason == "error":
                     raise _given_up(piece.error)
+                if piece.needs_abort:  # the engine would go on behind a stop string
+                    self._engine.end_choice(request.request_id, piece.index)
                 if first_choice or not self._has_output:
                     piece = self._adjusted(piece, first_choice)
                 yield piece
-                if piece.needs_abort and assembler.is_done:
-                    return  # the engine would go on behind a stop string
 
     def _adjusted(self, piece: TextDelta, first_choice: int) -> TextDelta:
         piece = replace(piece, index=first_choice + piece.index)

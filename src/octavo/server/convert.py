@@ -14,12 +14,11 @@ from typing import Any
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.messages import Ready
 from octavo.errors import ContextLengthError, RequestError
-from octavo.sampling.validate import check
+from octavo.sampling.validate import check, check_choices
 from octavo.server.protocol import ChatBody, CompletionBody, Message, SamplingBody, TokenizeBody
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
 
-MAX_CHOICES = 1  # choices per prompt the engine can run
 DEFAULT_COMPLETION_TOKENS = 16  # /v1/completions without max_tokens
 MAX_PROMPTS = 2048  # prompts in one completion request
 _RENDER_ARGUMENTS = frozenset({"self", "messages", "tools", "add_generation_prompt"})
@@ -120,9 +119,6 @@ def chat_text(template: ChatTemplate, body: ChatBody | TokenizeBody) -> str:
 
 
 def completion_params(body: CompletionBody) -> SamplingParams:
-    if body.best_of is not None and body.best_of != body.n:
-        message = f"best_of is {body.best_of} and n is {body.n}; best_of must equal n, or be left out."
-        raise RequestError(message, param="best_of", code="unsupported_parameter")
     return replace(
         _params(body),
         logprobs=body.logprobs,
@@ -148,14 +144,23 @@ def chat_params(body: ChatBody, max_logprobs: int) -> SamplingParams:
 
 
 def _params(body: SamplingBody) -> SamplingParams:
-    """The shared fields. This is the one place that refuses more choices than the engine runs."""
-    if body.n > MAX_CHOICES:
-        message = f"n is {body.n}; this server returns {MAX_CHOICES} choice per prompt, send n=1."
-        raise RequestError(message, param="n", code="unsupported_parameter")
+    """The shared fields. Of beam search, whose width is best_of or else n, nothing but the answers differs."""
+    check_choices(body.n, body.best_of)
+    width = (body.best_of or body.n) if body.use_beam_search else None
+    best_of = None if body.use_beam_search else body.best_of
+    if body.stream and best_of is not None and best_of > body.n:
+        message = (
+            f"best_of is {best_of}, more than n: the best are known at the end only; send stream: false."
+        )
+        raise RequestError(message, param="best_of")
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options needs stream: true.", param="stream_options")
     return SamplingParams(
         n=body.n,
+        best_of=best_of,
+        beam_width=width,
+        length_penalty=body.length_penalty,
+        early_stopping=body.early_stopping,
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=0 if body.top_k == -1 else body.top_k,

@@ -20,10 +20,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": ([],),
     "audio": (),
     "bad_words": ([],),
-    "best_of": (1,),
     "continue_final_message": (False,),
     "documents": ([],),
-    "early_stopping": (False,),
     "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
@@ -31,7 +29,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
-    "length_penalty": (1.0,),
     "logits_processors": ([],),
     "modalities": (["text"],),
     "moderation": (),
@@ -50,7 +47,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -72,7 +68,11 @@ class SamplingBody(Body):
     """What completions and chat share. Ranges are checked by octavo.sampling.validate."""
 
     model: str | None = None
-    n: int = 1
+    n: int = 1  # choices returned for each prompt
+    best_of: int | None = None  # choices sampled, of which the n best are returned; or the beam width
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0  # 0 or -1 is off
@@ -99,7 +99,6 @@ class CompletionBody(SamplingBody):
     """POST /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
-    best_of: int | None = None
     echo: bool = False
     logprobs: int | None = None  # alternatives per token
 

@@ -4,7 +4,8 @@
                                        load tokenizer   ┘
 
 The port comes first: a taken port is said before anything is loaded. Ending stops the engine first, so that
-requests in flight end with an error instead of holding the server open.
+requests in flight end with an error instead of holding the server open. A server whose engine has died ends too,
+with an error: what supervises it starts both again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import uvicorn
 from octavo.config import DEFAULT_MODEL, EngineConfig
 from octavo.engine.build import check_config
 from octavo.engine.client import ProcessEngine
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, EngineError
 from octavo.server.app import create_app
 from octavo.server.settings import ServerSettings
 from octavo.text.chat_template import ChatTemplate
@@ -46,7 +47,8 @@ class ServeOptions:
 
 
 def serve(config: EngineConfig, options: ServeOptions) -> None:
-    """Returns after SIGINT or SIGTERM. Raises ConfigError, ModelError or EngineError if it cannot start."""
+    """Returns after SIGINT or SIGTERM. Raises ConfigError, ModelError or EngineError if it cannot start, and
+    EngineError if the engine dies."""
     check_config(config)
     level = logging.DEBUG if config.debug else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -111,6 +113,8 @@ async def _run(config: EngineConfig, options: ServeOptions, path: Path, listener
         for line in (*engine.info.report, *_ready_lines(listener, names[0], options.api_key is not None)):
             print(line, flush=True)
         await server.serve(sockets=[listener])
+        if server.failure is not None:
+            raise EngineError(f"{server.failure}; the server has stopped")
     finally:
         await engine.stop()
 
@@ -147,11 +151,25 @@ def _ready_lines(listener: socket.socket, model: str, needs_key: bool) -> list[s
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, but it ends requests in flight at once and does not raise the signal again afterwards."""
+    """uvicorn, but it ends requests in flight at once, does not raise the signal again afterwards, and ends by
+    itself when the engine does. `failure` is why."""
 
     def __init__(self, config: uvicorn.Config, engine: ProcessEngine) -> None:
         super().__init__(config)
         self._engine = engine
+        self.failure: str | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._watching = asyncio.create_task(self._watch())
+        try:
+            await super().serve(sockets)
+        finally:
+            self._watching.cancel()
+
+    async def _watch(self) -> None:
+        self.failure = await self._engine.ended()
+        self.should_exit = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -165,5 +183,7 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._watching is not None:
+            self._watching.cancel()  # from here on the engine ends because it is told to
         await self._engine.stop()
         await super().shutdown(sockets)

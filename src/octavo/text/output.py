@@ -62,8 +62,9 @@ class TextDelta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string, or the id out of stop_token_ids
     needs_abort: bool = False  # True if a stop string ended the choice and the engine still goes on with it
-    prompt_logprobs: tuple[TokenEntry, ...] | None = None  # one per prompt token
+    prompt_logprobs: tuple[TokenEntry, ...] | None = None  # one per prompt token, with a choice's first delta
     error: str | None = None
+    score: float | None = None  # beam search: what the choices are ranked by
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +169,12 @@ class ChoiceAssembler:
             stop_reason=stop_reason,
             needs_abort=self._stop_string is not None and delta.finish_reason is None,
             error=delta.error if self._stop_string is None else None,
+            score=delta.score,
         )
 
 
 class RequestAssembler:
-    """The choices of one request. When is_done, the caller closes the engine's iterator, which aborts
-    whatever still runs there."""
+    """The choices of one request. What a delta that `needs_abort` says is the caller's to tell the engine."""
 
     def __init__(
         self, tokenizer: TokenTexts, params: SamplingParams, prompt_token_ids: Sequence[int]
@@ -183,6 +184,7 @@ class RequestAssembler:
         self._prompt_token_ids = prompt_token_ids
         self._choices = tuple(ChoiceAssembler(tokenizer, params) for _ in range(params.n))
         self._num_cached = 0
+        self._prompt: tuple[TokenEntry, ...] | None = None
 
     def push(self, delta: TokenDelta) -> TextDelta | None:
         """The delta in text, whose text may be empty; None if its choice is done already."""
@@ -191,16 +193,17 @@ class RequestAssembler:
         choice = self._choices[delta.index]
         if choice.is_done:
             return None
+        is_first = not choice.num_tokens
         result = choice.push(delta)
-        if delta.prompt_logprobs is None:
-            return result
-        prompt = describe_prompt(
-            self._tokenizer,
-            self._prompt_token_ids,
-            delta.prompt_logprobs,
-            skip_special_tokens=self._params.skip_special_tokens,
-        )
-        return replace(result, prompt_logprobs=prompt)
+        if delta.prompt_logprobs is not None:
+            self._prompt = describe_prompt(
+                self._tokenizer,
+                self._prompt_token_ids,
+                delta.prompt_logprobs,
+                skip_special_tokens=self._params.skip_special_tokens,
+            )
+        # The engine sends them once, with its first delta; they belong to every choice
+        return replace(result, prompt_logprobs=self._prompt) if self._prompt and is_first else result
 
     @property
     def is_done(self) -> bool:

@@ -6,7 +6,7 @@ with a missing or misshapen tensor is refused when it is opened, not in the midd
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -58,20 +58,21 @@ class Checkpoint(Protocol):
     def close(self) -> None: ...
 
 
-def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Canonical name -> shape of every tensor a model of this configuration needs."""
-    shapes: dict[str, Shape] = {
-        "embed": (config.vocab_size, config.hidden_size),
-        "norm": (config.hidden_size,),
-    }
+def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
+    """Canonical name and shape of every tensor a model of this configuration needs.
+
+    An iterator, so that a damaged file that claims 2^31 layers is refused at the first one it lacks.
+    """
+    yield "embed", (config.vocab_size, config.hidden_size)
+    yield "norm", (config.hidden_size,)
     if not config.tie_embeddings:
-        shapes["lm_head"] = (config.vocab_size, config.hidden_size)
+        yield "lm_head", (config.vocab_size, config.hidden_size)
     attention, mamba, mlp = _attention_shapes(config), _mamba_shapes(config), _mlp_shapes(config)
     for i in range(config.num_layers):
-        has_state = config.mamba is not None and i in config.mamba.layers
-        layer = {"input_norm": (config.hidden_size,)} | (mamba if has_state else attention) | mlp
-        shapes.update({f"layers.{i}.{name}": shape for name, shape in layer.items()})
-    return shapes
+        has_state = config.mamba is not None and i not in config.mamba.attention_layers
+        yield f"layers.{i}.input_norm", (config.hidden_size,)
+        for name, shape in ((mamba if has_state else attention) | mlp).items():
+            yield f"layers.{i}.{name}", shape
 
 
 def _attention_shapes(config: ModelConfig) -> dict[str, Shape]:
@@ -136,7 +137,7 @@ def _mamba_shapes(config: ModelConfig) -> dict[str, Shape]:
 
 def check_shapes(path: Path, config: ModelConfig, shape_of: Callable[[str], Shape | None]) -> None:
     """Raise CorruptModelError unless every expected tensor is there, in the shape that `config` implies."""
-    for name, expected in expected_shapes(config).items():
+    for name, expected in expected_shapes(config):
         found = shape_of(name)
         if found is None:
             raise CorruptModelError(

@@ -38,7 +38,7 @@ class Architecture:
 
     permuted_qk: bool = False  # rows of q and k are stored for interleaved rope
     activation: Activation = "silu"
-    full_layer_period: int = 0  # every so manieth layer does not slide, when the file does not say
+    full_layer_period: int = 0  # every n-th layer does not slide, when the file does not say
     is_gemma: bool = False
     num_layers_27b: int = 0  # of the one size whose scores are scaled by E/H instead of D
 
@@ -120,6 +120,8 @@ def config_from_gguf(
         raise UnsupportedModelError(f"{path}: mixture-of-experts models are not supported; use a dense model")
     if "token_embd.weight" not in shapes:
         raise CorruptModelError(f"{path}: tensor 'token_embd.weight' is missing; download the model again")
+    if read.count("block_count") > len(shapes):
+        raise CorruptModelError(f"{path}: {read.count('block_count')} layers, but only {len(shapes)} tensors")
     hidden, heads = read.count("embedding_length"), read.count("attention.head_count")
     window, sliding_layers = _windows(read, arch)
     vocabulary = read_vocabulary(metadata)
@@ -153,7 +155,7 @@ def _windows(read: _Reader, arch: Architecture) -> tuple[int | None, tuple[bool,
     """The window, and which layers have it: none listed means all."""
     if not read.get("attention.sliding_window"):
         return None, ()
-    num_layers = read.count("block_count")
+    num_layers = read.count("block_count")  # no more than there are tensors
     pattern = read.get("attention.sliding_window_pattern")
     if isinstance(pattern, list):
         if len(pattern) != num_layers:
@@ -162,7 +164,9 @@ def _windows(read: _Reader, arch: Architecture) -> tuple[int | None, tuple[bool,
             )
         slides = tuple(bool(value) for value in pattern)
     else:
-        period = pattern or arch.full_layer_period
+        period = arch.full_layer_period
+        if pattern is not None:
+            period = read.count("attention.sliding_window_pattern")
         slides = tuple(not period or (i + 1) % period != 0 for i in range(num_layers))
     window = read.count("attention.sliding_window") if any(slides) else None
     return window, () if all(slides) or window is None else slides
@@ -185,8 +189,8 @@ def _with_gemma(config: ModelConfig, read: _Reader, arch: Architecture) -> Model
 
 
 def _head_size(read: _Reader, hidden: int, heads: int) -> int:
-    rotated = read.count("rope.dimension_count", hidden // heads)
-    size = read.count("attention.key_length", rotated)
+    size = read.count("attention.key_length", read.count("rope.dimension_count", hidden // heads))
+    rotated = read.count("rope.dimension_count", size)
     if size != rotated or read.count("attention.value_length", size) != size:
         raise UnsupportedModelError(
             f"{read.path}: heads of {size} keys with {rotated} rotated dimensions are not supported; "

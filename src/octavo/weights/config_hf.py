@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import UnsupportedModelError
+from octavo.errors import CorruptModelError, UnsupportedModelError
 from octavo.models.config import Activation, MambaConfig, ModelConfig, RopeConfig
 from octavo.weights.config_gemma import with_gemma
 from octavo.weights.config_mamba import bamba_config, mamba2_config
 from octavo.weights.json_reader import Json, JsonReader
 
 _ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+MAX_LAYERS = 4096  # of a model with windows; a damaged file must not make us count to 2^31
 ENDLESS = 1 << 17  # positions: a recurrent state has no longest context, but a block table must
 
 
@@ -32,7 +33,7 @@ class Architecture:
     rotated_share: float = 1.0  # the only one the family has
     activation: str = "silu"  # when the file names none
     tie_embeddings: bool = False  # when the file does not say
-    full_layer_period: int = 0  # every so manieth layer does not slide, when the file lists no layers
+    full_layer_period: int = 0  # every n-th layer does not slide, when the file lists no layers
     is_gemma: bool = False
     mamba: Callable[[Json, Path], MambaConfig] | None = None
 
@@ -138,25 +139,37 @@ def _architecture(data: Json, path: Path) -> Architecture:
 
 def _windows(read: JsonReader, architecture: Architecture) -> tuple[int | None, tuple[bool, ...]]:
     """The window, and which layers have it: none listed means all."""
-    data, num_layers = read.data, read.count("num_hidden_layers")
+    data = read.data
     if not data.get("sliding_window") or (architecture.window_flag and not data.get("use_sliding_window")):
         return None, ()
-    kinds = data.get("layer_types")
-    if kinds:
-        unknown = set(kinds) - {"full_attention", "sliding_attention"}
-        if unknown or len(kinds) != num_layers:
-            raise UnsupportedModelError(
-                f"{read.path}: layer_types must name {num_layers} layers of full_attention or "
-                f"sliding_attention; it has {len(kinds)}, among them {sorted(unknown)}"
-            )
-        slides = tuple(kind == "sliding_attention" for kind in kinds)
-    elif architecture.window_flag:  # Qwen slides only in the layers from max_window_layers on
-        slides = tuple(i >= data.get("max_window_layers", 0) for i in range(num_layers))
-    else:
-        period = data.get("sliding_window_pattern") or architecture.full_layer_period
-        slides = tuple(not period or (i + 1) % period != 0 for i in range(num_layers))
+    slides = _sliding_layers(read, architecture)
     window = read.count("sliding_window") if any(slides) else None
     return window, () if all(slides) or window is None else slides
+
+
+def _sliding_layers(read: JsonReader, architecture: Architecture) -> tuple[bool, ...]:
+    num_layers, kinds = read.count("num_hidden_layers"), read.data.get("layer_types")
+    if num_layers > MAX_LAYERS:
+        raise CorruptModelError(f"{read.path}: {num_layers} layers are more than any model has")
+    if kinds:
+        known = ("full_attention", "sliding_attention")
+        if (
+            not isinstance(kinds, list)
+            or len(kinds) != num_layers
+            or any(kind not in known for kind in kinds)
+        ):
+            raise UnsupportedModelError(
+                f"{read.path}: layer_types must have {num_layers} entries, each {' or '.join(known)}; "
+                f"it is {kinds}"
+            )
+        return tuple(kind == "sliding_attention" for kind in kinds)
+    if architecture.window_flag:  # Qwen slides only in the layers from max_window_layers on
+        first = read.number("max_window_layers", 0)
+        return tuple(i >= first for i in range(num_layers))
+    period = architecture.full_layer_period
+    if period:
+        period = read.count("sliding_window_pattern", period)
+    return tuple(not period or (i + 1) % period != 0 for i in range(num_layers))
 
 
 def _rope(data: Json, architecture: Architecture, path: Path) -> RopeConfig:

@@ -21,7 +21,6 @@ def mamba2_config(data: Json, path: Path) -> MambaConfig:
     read = JsonReader(data, path)
     low, high = _limits(data.get("time_step_limit"), path)
     mamba = MambaConfig(
-        layers=tuple(range(read.count("num_hidden_layers"))),
         num_heads=read.count("num_heads"),
         head_size=read.count("head_dim"),
         num_groups=read.count("n_groups", 8),
@@ -48,7 +47,6 @@ def bamba_config(data: Json, path: Path) -> MambaConfig:
     is_auto = data.get("mamba_d_head") == "auto"
     low, high = _limits(data.get("time_step_limit"), path)
     mamba = MambaConfig(
-        layers=tuple(i for i in range(num_layers) if i not in attention),
         num_heads=num_heads,
         head_size=inner // num_heads if is_auto else read.count("mamba_d_head", inner // num_heads),
         num_groups=read.count("mamba_n_groups", 1),
@@ -58,6 +56,7 @@ def bamba_config(data: Json, path: Path) -> MambaConfig:
         proj_bias=bool(data.get("mamba_proj_bias", False)),
         dt_min=low,
         dt_max=high,
+        attention_layers=tuple(attention),
     )
     return _checked(mamba, inner, path)
 

@@ -1,0 +1,42 @@
+"""FreedBlocks: in debug mode, fills blocks that nobody can read any more with NaN.
+
+A stale read through a wrong block table then shows as a request that ends with "logits are not finite"
+instead of as a plausible wrong word. Blocks that the prefix cache still finds keep their content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from octavo.core.kv_manager import KVCacheManager
+from octavo.core.step import StepPlan
+from octavo.engine.executor import Executor
+
+
+class FreedBlocks:
+    """Fills each block once, however long it stays free."""
+
+    def __init__(self, manager: KVCacheManager, executor: Executor) -> None:
+        self._manager = manager
+        self._executor = executor
+        self._filled: set[int] = set()  # free and full of NaN
+
+    def after_step(self, plan: StepPlan) -> None:
+        """To be called when the step's blocks have been freed, before the next is planned."""
+        self._filled.difference_update(_taken(plan))
+        index = self._manager.index
+        for block_id in self._manager.pool.free_ids():
+            if block_id not in self._filled and not (index is not None and index.holds(block_id)):
+                self._executor.fill_block(block_id, float("nan"))
+                self._filled.add(block_id)
+
+
+def _taken(plan: StepPlan) -> Iterator[int]:
+    """Blocks that the plan wrote to, or might have; some may be free again."""
+    for piece in plan.slices:
+        for write in piece.table_writes:
+            yield from write.block_ids
+    for copy in plan.copies:
+        yield copy.dst
+    for move in plan.swap_in:
+        yield move.block_id
