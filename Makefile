@@ -24,6 +24,8 @@ serve: build
 	$(BIN)/octavo serve $(ARGS)
 
 test: $(STAMP)-native $(STAMP)-dev
+	@$(BIN)/python -c "from octavo.weights import hub; hub.resolve('')"
+	-@$(BIN)/python -c "from octavo.weights import hub; hub.resolve('gemma3-270m')"
 	$(BIN)/python -m pytest $(ARGS)
 
 check: $(STAMP)-native $(STAMP)-dev

@@ -16,10 +16,22 @@ import octavo
 from octavo.cli import main
 from octavo.cli.app import app
 from octavo.config import DEFAULT_MODEL, EngineConfig
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.llm import CompletionOutput, RequestOutput
 from octavo.errors import EngineError, ModelNotFoundError
-from octavo.text.output import TextDelta
+from octavo.models.registry import MODELS
+from octavo.sampling.validate import check
+from octavo.text.output import TextDelta, Usage
 
-COMMANDS = ("serve", "generate", "chat", "models", "version")
+COMMANDS = ("serve", "generate", "chat", "blocks", "models", "version")
+LLM_OPTIONS = {
+    "weight_dtype": "int8",
+    "num_threads": None,
+    "seed": 0,
+    "preemption_mode": "auto",
+    "swap_space_bytes": 0,
+    "swap_dir": None,
+}
 
 
 def run(*arguments: str) -> int:
@@ -49,6 +61,13 @@ class FakeLLM:
         )
         for number, word in enumerate(words):
             yield TextDelta(0, word, (number,), finish_reason="stop" if number == 3 else None)
+
+    def generate(self, prompts: Any, params: SamplingParams) -> list[RequestOutput]:
+        self.params = params
+        check(params, vocab_size=1000, max_logprobs=0)
+        scores = [None, -0.25] if params.beam_width is None else [-0.25, -0.5]
+        choices = [CompletionOutput(i, f"answer {i}", score=scores[i]) for i in range(params.n)]
+        return [RequestOutput(prompts[0], [1], choices, Usage(1, 5))]
 
 
 @pytest.fixture
@@ -159,7 +178,7 @@ def test_every_serve_flag_reaches_its_place(served: Any) -> None:
         "--block-size 8 --kv-cache-memory 1MiB --num-blocks-override 9 --weight-dtype float32 "
         "--kv-cache-dtype fp16 --no-enable-prefix-caching "
         "--max-model-len 100 --max-num-seqs 7 --max-num-batched-tokens 70 --threads 3 "
-        "--seed 5 --debug"
+        "--seed 5 --debug --preemption-mode swap --swap-space 2GiB --swap-dir /swap"
     )
     result = CliRunner().invoke(app, flags.split())
     assert result.exit_code == 0, result.output
@@ -178,6 +197,9 @@ def test_every_serve_flag_reaches_its_place(served: Any) -> None:
         num_threads=3,
         seed=5,
         debug=True,
+        preemption_mode="swap",
+        swap_space_bytes=2**31,
+        swap_dir="/swap",
     )
     assert (options.host, options.port, options.api_key) == ("0.0.0.0", 81, "k")
     assert options.served_model_names == ("a", "b")
@@ -197,7 +219,7 @@ def test_generate_streams_the_answer(capsys: pytest.CaptureFixture[str], fake_ll
     captured = capsys.readouterr()
     assert captured.out == "prompt=[5] max=3 t=0.7 stop=('x',)\n"
     assert captured.err.startswith("4 tokens, ")
-    assert fake_llm.made == [(DEFAULT_MODEL, {"weight_dtype": "int8", "num_threads": None, "seed": 0})]
+    assert fake_llm.made == [(DEFAULT_MODEL, LLM_OPTIONS)]
 
 
 def test_generate_raw_continues_standard_input(
@@ -206,7 +228,41 @@ def test_generate_raw_continues_standard_input(
     monkeypatch.setattr("sys.stdin", io.StringIO("once upon"))
     assert run("generate", "-", "--raw", "--model", "m", "--temperature", "0", "--threads", "2") == 0
     assert capsys.readouterr().out == "prompt=once upon max=256 t=0.0 stop=()\n"
-    assert fake_llm.made == [("m", {"weight_dtype": "int8", "num_threads": 2, "seed": 0})]
+    assert fake_llm.made == [("m", LLM_OPTIONS | {"num_threads": 2})]
+
+
+def test_generate_lists_several_answers(capsys: pytest.CaptureFixture[str], fake_llm: Any) -> None:
+    assert run("generate", "hello", "--beam-width", "4", "--n", "2", "--length-penalty", "2", "--stats") == 0
+    captured = capsys.readouterr()
+    assert captured.out == "── 1, score -0.2500\nanswer 0\n── 2, score -0.5000\nanswer 1\n"
+    assert captured.err.startswith("5 tokens, ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ("--n 2 --length-penalty 2", "length_penalty"),
+        ("--n 2 --best-of 1", "best_of"),
+        ("--beam-width 2 --best-of 2", "best_of"),
+        ("--beam-width 2 --n 3", "beam_width"),
+    ],
+)
+def test_generate_ignores_no_flag_silently(
+    capsys: pytest.CaptureFixture[str], fake_llm: Any, flags: str, name: str
+) -> None:
+    assert run("generate", "hello", *flags.split()) == 1
+    assert f"octavo: error: {name} is " in capsys.readouterr().err
+
+
+def test_generate_and_chat_take_a_swap_space(
+    fake_llm: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("octavo.cli.conversation.Conversation.run", lambda self: None)
+    flags = ("--preemption-mode", "recompute", "--swap-space", "1MiB", "--swap-dir", "/swap")
+    assert run("generate", "hello", *flags) == 0
+    assert run("chat", *flags) == 0
+    swap = {"preemption_mode": "recompute", "swap_space_bytes": 2**20, "swap_dir": "/swap"}
+    assert [made[1] for made in fake_llm.made] == [LLM_OPTIONS | swap] * 2
 
 
 def test_generate_refuses_an_empty_prompt(capsys: pytest.CaptureFixture[str], fake_llm: Any) -> None:
@@ -230,4 +286,4 @@ def test_models_lists_the_cache(
     assert run("models") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [f"{'2.0 KiB':>10}  hf:a/b", f"{'':12}{file}"]
-    assert lines[-1].endswith("llama, mistral, qwen2, qwen3")
+    assert lines[-1] == "Architectures that load: " + ", ".join(sorted(MODELS))

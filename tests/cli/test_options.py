@@ -2,7 +2,7 @@
 
 import pytest
 
-from octavo.cli.options import format_size, parse_size
+from octavo.cli.options import format_size, parse_size, parse_swap_space
 from octavo.errors import ConfigError
 
 
@@ -40,3 +40,9 @@ def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
 )
 def test_sizes_are_shown_in_binary_units(size_bytes: int, expected: str) -> None:
     assert format_size(size_bytes) == expected
+
+
+def test_a_swap_space_may_be_nothing() -> None:
+    assert [parse_swap_space(text) for text in ("0", " 0 ", "2GiB")] == [0, 0, 2 * 2**30]
+    with pytest.raises(ConfigError, match="-1"):
+        parse_swap_space("-1")

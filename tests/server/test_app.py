@@ -137,6 +137,8 @@ def test_openapi_describes_every_public_route(call: Any) -> None:
         "/tokenize",
         "/detokenize",
         "/tokenizer_info",
+        "/reset_prefix_cache",
+        "/debug/blocks",
     }
     post = schema["paths"]["/v1/completions"]["post"]
     fields = post["requestBody"]["content"]["application/json"]["schema"]["properties"]

@@ -138,7 +138,8 @@ def test_stop_string_ends_the_text_and_aborts_the_engine(call: Any, engine: Any,
     assert "".join(c["text"] for c in choices) == "Hello"
     assert choices[-1]["finish_reason"] == "stop"
     assert choices[-1]["stop_reason"] == ", w"
-    assert engine.aborted == [engine.requests[0].request_id]
+    assert engine.ended_choices == [(engine.requests[0].request_id, 0)]
+    assert engine.aborted == []
 
 
 def test_stop_token_is_the_stop_reason(call: Any) -> None:
@@ -197,9 +198,8 @@ def test_without_max_tokens_sixteen_or_what_is_left(call: Any, engine: Any) -> N
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_choices_of_many_prompts_are_numbered_prompt_by_prompt(
-    call: Any, engine: Any, monkeypatch: pytest.MonkeyPatch, stream: bool
+    call: Any, stream: bool
 ) -> None:
-    monkeypatch.setattr("octavo.server.convert.MAX_CHOICES", 3)
     options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     answer = call("POST", PATH, json=body(prompt=["a", "b"], n=3, max_tokens=2, echo=True, **options))
     got: dict[int, str] = {}

@@ -66,7 +66,29 @@ def chat(call: Any, **fields: Any) -> Any:
         ({"min_tokens": -1}, "min_tokens"),
         ({"max_tokens": 5, "min_tokens": 20}, "min_tokens"),
         ({"n": 0}, "n"),
-        ({"n": 2}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": True}, "n"),
+        ({"best_of": 0}, "best_of"),
+        ({"best_of": 129}, "best_of"),
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"n": 1, "best_of": 2, "stream": True}, "best_of"),
+        ({"n": 3, "best_of": 2, "use_beam_search": True}, "best_of"),
+        ({"use_beam_search": "yes"}, "use_beam_search"),
+        ({"use_beam_search": True, "length_penalty": 51}, "length_penalty"),
+        ({"use_beam_search": True, "length_penalty": "long"}, "length_penalty"),
+        ({"use_beam_search": True, "early_stopping": "always"}, "early_stopping"),
+        ({"use_beam_search": True, "early_stopping": 1}, "early_stopping"),
+        ({"length_penalty": 0.5}, "length_penalty"),
+        ({"early_stopping": True}, "early_stopping"),
+        ({"early_stopping": "never"}, "early_stopping"),
+        ({"use_beam_search": True, "temperature": 0.5}, "temperature"),
+        ({"use_beam_search": True, "top_p": 0.9}, "top_p"),
+        ({"use_beam_search": True, "top_k": 5}, "top_k"),
+        ({"use_beam_search": True, "min_p": 0.1}, "min_p"),
+        ({"use_beam_search": True, "repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"use_beam_search": True, "presence_penalty": 1}, "presence_penalty"),
+        ({"use_beam_search": True, "frequency_penalty": -1}, "frequency_penalty"),
+        ({"use_beam_search": True, "logit_bias": {"1": 1}}, "logit_bias"),
         ({"stop": ""}, "stop"),
         ({"stop": [1]}, "stop"),
         ({"seed": 2**64}, "seed"),
@@ -99,8 +121,6 @@ def test_wrong_fields_are_named(call: Any, engine: Any, send: Any, fields: Any, 
     "fields",
     [
         {"suffix": "x"},
-        {"best_of": 2},
-        {"use_beam_search": True},
         {"prompt_logprobs": 1},
         {"structured_outputs": {"regex": "a"}},
         {"priority": 1},
@@ -123,7 +143,6 @@ def test_known_but_unsupported_completion_fields_are_refused(call: Any, fields: 
         {"reasoning_effort": "high"},
         {"store": True},
         {"echo": True},
-        {"best_of": 2},
         {"web_search_options": {}},
         {"continue_final_message": True},
     ],
@@ -142,6 +161,7 @@ def test_known_but_unsupported_chat_fields_are_refused(call: Any, fields: Any) -
         {"store": False, "service_tier": "auto", "modalities": ["text"]},
         {"user": "u", "safety_identifier": "s", "prompt_cache_key": "k", "metadata": {}},
         {"best_of": 1, "n": 1, "priority": 0, "use_beam_search": False},
+        {"length_penalty": 1, "early_stopping": False},
         {"stop": None, "logprobs": None, "top_logprobs": None, "seed": None},
     ],
 )
@@ -173,6 +193,12 @@ def test_logprobs_have_a_limit(call: Any) -> None:
     assert error["param"] == "top_logprobs"
     assert "25" in error["message"]
     assert fault(chat(call, top_logprobs=2))["param"] == "top_logprobs"
+
+
+def test_beam_search_gives_no_logprobs(call: Any) -> None:
+    assert fault(completion(call, use_beam_search=True, logprobs=0))["param"] == "logprobs"
+    assert fault(completion(call, use_beam_search=True, echo=True, logprobs=1))["param"] == "logprobs"
+    assert fault(chat(call, use_beam_search=True, logprobs=True))["param"] == "logprobs"
 
 
 def test_more_min_tokens_than_the_default_allows(call: Any) -> None:

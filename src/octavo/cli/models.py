@@ -19,4 +19,4 @@ def models() -> None:
         typer.echo(f"{format_size(model.bytes):>10}  {model.name}\n{'':12}{model.path}")
     short_names = ", ".join(sorted(alias for alias in ALIASES if alias))
     typer.echo(f"Short names: {short_names}")
-    typer.echo(f"Architectures that load, as GGUF or safetensors: {', '.join(sorted(MODELS))}")
+    typer.echo(f"Architectures that load: {', '.join(sorted(MODELS))}")
