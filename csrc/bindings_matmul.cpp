@@ -131,7 +131,9 @@ NewArray matmul(const Packed& matrix, const AnyArray& x, const std::optional<Any
 template <class Packed, class Product>
 double time_matmul(const std::vector<const Packed*>& matrices, int rows, ThreadPool& pool, int rounds,
                    const std::optional<std::string>& isa) {
-  if (matrices.empty() || rows < 1 || rounds < 1) throw std::invalid_argument("matrices, rows and rounds must not be empty");
+  if (matrices.empty() || rows < 1 || rounds < 1) {
+    throw std::invalid_argument("matrices must not be empty, rows and rounds at least 1");
+  }
   const int n = matrices[0]->matrix().n, k = matrices[0]->matrix().k;
   for (const Packed* m : matrices) {
     const bool is_equal = m->matrix().n == n && m->matrix().k == k && m->is_gated() == matrices[0]->is_gated();

@@ -2,7 +2,7 @@
 //
 // A sequence's state lies in one block. A step reads the block of its last token before and writes the block of its
 // last token; they may be the same memory, so every worker reads its columns of the state before it writes them.
-// Tokens follow one another in the same arithmetic wherever a step begins, and no sum crosses lanes.
+// Tokens follow one another in the same arithmetic wherever a step begins, and a sum of the scan stays in its lane.
 
 constexpr int kStateCost = 8;    // loading and storing a state costs about as much as this many tokens
 constexpr int kScanTokens = 16;  // tokens whose time steps are worked out together, one to a lane

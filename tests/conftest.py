@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,6 +88,23 @@ def run_model() -> RunModel:
         return np.concatenate(parts)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny Llama in a folder of its own with a tokenizer: one token for each ASCII character."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    unprintable = [*range(0x21), 0x7F]
+    names = [chr(0x100 + unprintable.index(b)) if b in unprintable else chr(b) for b in range(128)]
+    tokenizer = Tokenizer(models.BPE({name: byte for byte, name in enumerate(names)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    folder = tmp_path_factory.mktemp("text_model")
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(GOLDEN / "tiny" / "llama" / name, folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ class PackedI8:
     def is_gated(self) -> bool: ...
     @property
     def nbytes(self) -> int: ...
+    def unpack(self) -> Array: ...
 
 class PackedF32:
     def __init__(self, weight: Array, up: Array | None = None, num_threads: int = 1) -> None: ...
@@ -34,6 +35,25 @@ class PackedF32:
     def is_gated(self) -> bool: ...
     @property
     def nbytes(self) -> int: ...
+    def unpack(self) -> Array: ...
+
+def matmul(
+    matrix: PackedI8 | PackedF32,
+    x: Array,
+    *,
+    bias: Array | None = None,
+    residual: Array | None = None,
+    act: str | None = None,
+    isa: str | None = None,
+    num_workers: int = 1,
+) -> Array: ...
+def time_matmul(
+    matrices: Sequence[PackedI8 | PackedF32],
+    rows: int,
+    pool: ThreadPool,
+    rounds: int,
+    isa: str | None = None,
+) -> float: ...
 
 class Vector:
     def __init__(self, values: Array) -> None: ...

@@ -14,7 +14,10 @@ from octavo.backends.numpy_ref import QUANT_GROUP, NumpyBackend, fused_multiply_
 from octavo.backends.ops import F32
 
 ISAS = _native.available_isas()
-PACKED = {"int8": _native.PackedI8, "float32": _native.PackedF32}
+PACKED: dict[str, type[_native.PackedI8] | type[_native.PackedF32]] = {
+    "int8": _native.PackedI8,
+    "float32": _native.PackedF32,
+}
 SHAPES = [  # rows, in, out
     (1, 1, 1),
     (2, 63, 15),
@@ -184,7 +187,8 @@ def test_int8_keeps_its_precision_at_every_magnitude(isa: str) -> None:
     for exponent in (-100, -20, 20, 100):  # powers of two change no rounding
         factor = np.float32(2.0**exponent)
         np.testing.assert_array_equal(_native.matmul(matrix, x * factor, isa=isa), plain * factor)
-    assert not _native.matmul(matrix, x * np.float32(2.0**-125), isa=isa).any()  # a scale below the normal range
+    tiny = x * np.float32(2.0**-125)  # its scale would be subnormal
+    assert not _native.matmul(matrix, tiny, isa=isa).any()
     huge = np.full((1, 64), 1e33, np.float32)
     expected = expected_int8(isa, huge, weight)
     assert np.isfinite(expected).all()

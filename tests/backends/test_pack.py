@@ -11,7 +11,10 @@ import pytest
 from octavo import _native
 from octavo.backends.ops import F32
 
-PACKED = {"int8": _native.PackedI8, "float32": _native.PackedF32}
+PACKED: dict[str, type[_native.PackedI8] | type[_native.PackedF32]] = {
+    "int8": _native.PackedI8,
+    "float32": _native.PackedF32,
+}
 SHAPES = [(1, 1), (15, 63), (16, 64), (17, 65), (33, 576), (100, 3)]
 
 
@@ -124,7 +127,7 @@ def test_timing_wants_matrices_of_one_shape(dtype: str) -> None:
     pool = _native.thread_pool(2)
     matrices = [PACKED[dtype](normal(32, 64, seed=seed)) for seed in range(3)]
     assert 0 < _native.time_matmul(matrices, 4, pool, 2) < 1
-    with pytest.raises(ValueError, match="must not be empty"):
+    with pytest.raises(ValueError, match="matrices must not be empty"):
         _native.time_matmul([], 4, pool, 2)
     with pytest.raises(ValueError, match="must have the same shape"):
         _native.time_matmul([*matrices, PACKED[dtype](normal(33, 64))], 4, pool, 2)

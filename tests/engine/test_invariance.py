@@ -171,16 +171,20 @@ def test_number_of_threads_changes_no_bit(baseline, num_threads):
 @pytest.mark.model
 @pytest.mark.parametrize(("dtype", "kv"), [("float32", "fp32"), ("int8", "fp16")])
 def test_smollm2_alone_in_a_crowd_in_chunks_and_preempted(default_model_path, dtype, kv):
-    """Batch of 1 and of 32, chunks, odd blocks, and a pool so small that most requests are preempted."""
-    prompts = prompts_of(32, vocab=49000, longest=30)
+    """Batch of 1 and of 32, chunks, odd blocks; and a pool in which all but the first are preempted."""
     common = {"weight_dtype": dtype, "kv_cache_dtype": kv}
-    alone, _ = serve(default_model_path, NativeBackend(), prompts, 10, one_by_one=True, **common)
+    prompts = prompts_of(32, vocab=49000, longest=12)
+    alone, _ = serve(default_model_path, NativeBackend(), prompts, 6, one_by_one=True, **common)
     for options in (
         {},
         {"block_size": 1, "max_num_batched_tokens": 33, "max_num_seqs": 33},
         {"block_size": 128, "max_num_batched_tokens": 48, "max_num_seqs": 32},
-        {"block_size": 2, "num_blocks_override": 60, "max_num_batched_tokens": 64},
     ):
-        crowd, engine = serve(default_model_path, NativeBackend(), prompts, 10, **common, **options)
+        crowd, _ = serve(default_model_path, NativeBackend(), prompts, 6, **common, **options)
         assert crowd == alone, options
-    assert engine.scheduler.counters.num_preemptions > 5
+    few = prompts_of(4, vocab=49000, longest=8)
+    alone, _ = serve(default_model_path, NativeBackend(), few, 24, one_by_one=True, **common)
+    tiny_pool = {"block_size": 2, "num_blocks_override": 32, "max_num_batched_tokens": 64}
+    crowd, engine = serve(default_model_path, NativeBackend(), few, 24, **common, **tiny_pool)
+    assert crowd == alone
+    assert engine.scheduler.counters.num_preemptions >= 2

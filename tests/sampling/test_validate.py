@@ -23,6 +23,12 @@ ACCEPTED: list[dict[str, Any]] = [
     {},
     {"n": 1},
     {"n": 128},
+    {"n": 2, "best_of": 2},
+    {"n": 2, "best_of": 128},
+    {"n": 2, "beam_width": 2},
+    {"beam_width": 128, "length_penalty": -50, "early_stopping": "never"},
+    {"beam_width": 4, "length_penalty": 2.5, "early_stopping": True, "temperature": 0, "seed": 7},
+    {"beam_width": 4, "stop": ("a",), "stop_token_ids": (3,), "min_tokens": 2, "logit_bias": []},
     {"temperature": 0},
     {"temperature": 0.0},
     {"temperature": 1e9},
@@ -62,6 +68,10 @@ def test_values_in_range_pass(fields: dict[str, Any]) -> None:
 
 REFUSED: list[tuple[str, Any]] = [
     *[("n", value) for value in (0, -1, 129, True, 1.0, "1", None)],
+    *[("best_of", value) for value in (0, -1, 129, True, 1.0, "1")],
+    *[("beam_width", value) for value in (0, -1, 129, True, 1.0, "1")],
+    *[("length_penalty", v) for v in (50.1, -50.1, float("nan"), float("inf"), True, "1", None, 0.5)],
+    *[("early_stopping", v) for v in (0, 1, 1.0, "always", None, True, "never")],
     *[("temperature", v) for v in (-0.1, -1, float("nan"), float("inf"), True, "1", None, 10**400)],
     *[("top_p", v) for v in (0, 0.0, -0.5, 1.0001, float("nan"), True, "0.5")],
     *[("top_k", v) for v in (-1, 1.5, True, "5", None)],
@@ -117,3 +127,39 @@ def test_logprobs_cannot_exceed_the_vocabulary() -> None:
     with pytest.raises(RequestError) as caught:
         check(SamplingParams(logprobs=11), vocab_size=10, max_logprobs=20)
     assert caught.value.param == "logprobs"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"n": 3, "beam_width": 2}, "beam_width"),
+        ({"beam_width": 2, "best_of": 2}, "best_of"),
+        ({"beam_width": 2, "temperature": 0.5}, "temperature"),
+        ({"beam_width": 2, "temperature": True}, "temperature"),
+        ({"beam_width": 2, "top_p": 0.9}, "top_p"),
+        ({"beam_width": 2, "top_k": 1}, "top_k"),
+        ({"beam_width": 2, "min_p": 0.1}, "min_p"),
+        ({"beam_width": 2, "repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"beam_width": 2, "presence_penalty": 0.1}, "presence_penalty"),
+        ({"beam_width": 2, "frequency_penalty": 0.1}, "frequency_penalty"),
+        ({"beam_width": 2, "logit_bias": ((1, 1.0),)}, "logit_bias"),
+        ({"beam_width": 2, "logprobs": 0}, "logprobs"),
+        ({"beam_width": 2, "prompt_logprobs": 0}, "prompt_logprobs"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(fields: dict[str, Any], param: str) -> None:
+    assert refusal(**fields).param == param
+
+
+def test_beam_search_says_what_it_cannot_honour() -> None:
+    assert str(refusal(beam_width=2, top_k=5)) == "top_k is 5: beam search cannot honour it; leave it out."
+    assert str(refusal(length_penalty=0.5)) == (
+        "length_penalty is 0.5: it works with beam search only; leave it out."
+    )
+
+
+def test_beams_cannot_exceed_the_vocabulary() -> None:
+    """Every first token is another one, so there could be no such many beams."""
+    with pytest.raises(RequestError, match="from 1 to 10"):
+        check(SamplingParams(beam_width=11), vocab_size=10, max_logprobs=20)

@@ -197,9 +197,7 @@ def test_without_max_tokens_sixteen_or_what_is_left(call: Any, engine: Any) -> N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_choices_of_many_prompts_are_numbered_prompt_by_prompt(
-    call: Any, stream: bool
-) -> None:
+def test_choices_of_many_prompts_are_numbered_prompt_by_prompt(call: Any, stream: bool) -> None:
     options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     answer = call("POST", PATH, json=body(prompt=["a", "b"], n=3, max_tokens=2, echo=True, **options))
     got: dict[int, str] = {}

@@ -75,7 +75,7 @@ def _table(snapshot: BlockSnapshot, table: SequenceBlocks, title: str) -> Iterat
     group = f", group {table.group}" if _has_groups(snapshot) else ""
     yield (
         f"{table.request_id}, choice {table.choice}{group}{title}: "
-        f"{table.num_tokens:,} tokens, {held:,} blocks"
+        f"{table.num_tokens:,} tokens, {held:,} block{'s' * (held != 1)}"
     )
     yield "  logical  physical  filled"
     for logical, block_id in enumerate(table.block_ids):

@@ -152,7 +152,9 @@ Seed = Annotated[
 Debug = Annotated[
     bool,
     typer.Option(
-        "--debug", help="Check the block tables at every step and log more.", rich_help_panel=_ENGINE
+        "--debug",
+        help="Check the block tables at every step, fill freed blocks with NaN, log more.",
+        rich_help_panel=_ENGINE,
     ),
 ]
 MaxTokens = Annotated[

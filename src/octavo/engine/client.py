@@ -277,7 +277,7 @@ class ProcessEngine:
 
 def _fate(code: int) -> str:
     if code == -signal.SIGKILL:
-        return "was killed, perhaps because memory ran out,"
+        return "was killed (SIGKILL: did memory run out?)"
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 

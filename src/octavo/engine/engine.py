@@ -65,8 +65,9 @@ class Engine:
         self._max_logprobs = max_logprobs
         self._selections: dict[str, BestOf] = {}  # requests with best_of > n
         self._debug = debug
-        manager = scheduler.allocator
-        self._freed = FreedBlocks(manager, executor) if isinstance(manager, KVCacheManager) else None
+        self._freed: FreedBlocks | None = None
+        if debug and isinstance(scheduler.allocator, KVCacheManager):
+            self._freed = FreedBlocks(scheduler.allocator, executor)
 
     @property
     def has_work(self) -> bool:

@@ -7,10 +7,13 @@ instead of as a plausible wrong word. Blocks that the prefix cache still finds k
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from octavo.core.kv_manager import KVCacheManager
 from octavo.core.step import StepPlan
 from octavo.engine.executor import Executor
+
+NUM_FILLED_AT_START = 1024  # blocks that have never been used
 
 
 class FreedBlocks:
@@ -19,7 +22,8 @@ class FreedBlocks:
     def __init__(self, manager: KVCacheManager, executor: Executor) -> None:
         self._manager = manager
         self._executor = executor
-        self._filled: set[int] = set()  # free and full of NaN
+        # Free and full of NaN; or free and never used, as filling a whole large pool takes many seconds
+        self._filled: set[int] = set(islice(manager.pool.free_ids(), NUM_FILLED_AT_START, None))
 
     def after_step(self, plan: StepPlan) -> None:
         """To be called when the step's blocks have been freed, before the next is planned."""

@@ -44,6 +44,10 @@ def finish_beams(book: RequestBook, request: Request) -> list[SequenceOutput]:
         )
         for index, hypothesis in enumerate(request.beam.best(request.params.n))
     ]
+    found, wanted = len(outputs), request.params.n
+    error = f"beam search found {found} of the {wanted} answers: the vocabulary has no more, ask for fewer"
+    for index in range(found, wanted):  # every choice must end
+        outputs.append(SequenceOutput(request.request_id, index, (), "error", error=error))
     book.end_all(request, "stop")
     return outputs
 

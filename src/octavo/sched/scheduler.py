@@ -52,6 +52,7 @@ class Scheduler:
         self.preempter = Preempter(self.book, config, self.counters)
         self._applier = Applier(self.book, config.max_model_len, self.counters)
         self._num_steps = 0
+        self._to_preempt: set[str] = set()
         self._builder = PlanBuilder(0)  # of the last plan
 
     # ── what the engine asks ────────────────────────────────────────────────────────────────────────
@@ -119,13 +120,16 @@ class Scheduler:
         set_origins_after_end(request)
         return bool(ending)
 
+    def preempt(self, request_id: str) -> None:
+        """Take the blocks of a running request with the next step; it resumes as after any preemption."""
+        self._to_preempt.add(request_id)
+
     # ── step: decide ────────────────────────────────────────────────────────────────────────────────
 
     def step(self, now: float) -> StepPlan:
         """Plan the next step and take its blocks. `now` is the caller's clock, in seconds."""
         self._builder = PlanBuilder(self.config.max_num_batched_tokens)
-        if self.config.force_preemption:
-            self._preempt_progressed()
+        self._preempt_on_request()
         promised = self._continue_running()
         if not self._builder.decisions:
             self._admit_waiting(promised)
@@ -192,10 +196,12 @@ class Scheduler:
         if decision.mode == "swap":
             self._builder.swapped_out.append(victim)
 
-    def _preempt_progressed(self) -> None:
-        """Stress for tests: whoever has computed all it knows loses its blocks."""
+    def _preempt_on_request(self) -> None:
+        """Whom preempt() named; in the stress of tests, whoever has computed all it knows."""
+        wanted, self._to_preempt = self._to_preempt, set()
         for request in list(self.running):
-            if all(s.is_started and s.gap <= 1 for s in request.live):
+            progressed = all(s.is_started and s.gap <= 1 for s in request.live)
+            if request.request_id in wanted or (self.config.force_preemption and progressed):
                 self._preempt(request)
 
     def _schedule(self, request: Request) -> bool:
