@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -44,6 +45,10 @@ class ServeOptions:
     port: int = 8000  # 0: any free one
     api_key: str | None = None
     served_model_names: tuple[str, ...] = ()  # empty: a short form of the model's name
+
+
+# How the weights are stored, at the end of a file's name: no part of the model's name
+_FILE_FORMAT = re.compile(r"[.-](?:I?Q\d\w*|B?F16|F32)$", re.IGNORECASE)
 
 
 def serve(config: EngineConfig, options: ServeOptions) -> None:
@@ -85,7 +90,8 @@ def short_name(model: str, path: Path) -> str:
     scheme, _, rest = model.partition(":")
     if scheme == "hf" and rest.count("/") == 1:
         return rest
-    return path.name.removesuffix(".gguf") if model != DEFAULT_MODEL else Path(model).stem
+    name = path.name.removesuffix(".gguf") if model != DEFAULT_MODEL else Path(model).stem
+    return _FILE_FORMAT.sub("", name)
 
 
 async def _run(config: EngineConfig, options: ServeOptions, path: Path, listener: socket.socket) -> None:
