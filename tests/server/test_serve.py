@@ -149,10 +149,10 @@ def test_port_zero_is_any_free_port() -> None:
 @pytest.mark.parametrize(
     ("model", "path", "expected"),
     [
-        (DEFAULT_MODEL, "/cache/whatever.gguf", "SmolLM2-135M-Instruct.Q4_1"),
+        (DEFAULT_MODEL, "/cache/whatever.gguf", "SmolLM2-135M-Instruct"),
         ("smollm2", "/cache/whatever.gguf", "smollm2"),
         ("hf:org/repo", "/cache/snapshots/0123", "org/repo"),
-        ("hf:org/repo/file-Q8.gguf", "/cache/file-Q8.gguf", "file-Q8"),
+        ("hf:org/repo/file-Q8.gguf", "/cache/file-Q8.gguf", "file"),
         ("/models/some.gguf", "/models/some.gguf", "some"),
         ("/models/folder/", "/models/folder", "folder"),
     ],
