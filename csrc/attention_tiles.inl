@@ -2,10 +2,12 @@
 //
 // A span is kSpan token positions at an absolute multiple of kSpan. Whatever the tile, block size or worker, for
 // one query vector and one span
-//     score(t)  is one chain of fused multiply-adds over d, ascending (tokens in the lanes)
+//     score(t)  is one chain of fused multiply-adds over d, ascending (tokens in the lanes); then times the scale of
+//               k(t), where keys are int8
 //     m         is the exact maximum of the visible scores
 //     l         adds p(t) = e^(score(t) - m) in lane t mod 16, t ascending, then in the tree of reduce_add
-//     acc(d)    is one chain of fused multiply-adds p(t) * v(t, d) over visible t, ascending
+//     acc(d)    is one chain of fused multiply-adds p(t) * v(t, d) over visible t, ascending; where values are int8
+//               p(t) is first multiplied with the scale of v(t)
 // Tokens a query may not see never enter an operation: their scores are replaced, their values not read.
 
 constexpr int kSpan = 256;
@@ -36,12 +38,19 @@ OCTAVO_INLINE void with_constant(int n, const Body& body) {
 
 OCTAVO_INLINE f32x16 load_stored(const float* p) { return load(p); }
 OCTAVO_INLINE f32x16 load_stored(const uint16_t* p) { return load_half(p); }
+OCTAVO_INLINE f32x16 load_stored(const int8_t* p) { return load_int8(p); }
+
+// Whether elements count scales, one a token.
+template <class T>
+constexpr bool kIsScaled = false;
+template <>
+constexpr bool kIsScaled<int8_t> = true;
 
 // The blocks of one sequence, as one kv head sees them.
 template <class T>
 struct HeadBlocks {
   const int32_t* table;  // [max_blocks]
-  const char* base;      // of block 0, at this head
+  const char* base;      // of block 0, at this head's keys
   int64_t block_bytes;
   int block_size, head_size;
 
@@ -55,6 +64,7 @@ template <class T>
 struct Chunk {
   const T* keys;    // of the first token at d = 0; the next d is block_size further
   const T* values;  // of the first token; the next token is head_size further
+  const float* scales;  // of the first token's key; its value's is block_size further. Null without scales
   int begin, end;   // tokens of the span
 };
 
@@ -67,7 +77,8 @@ OCTAVO_INLINE int list_chunks(const HeadBlocks<T>& blocks, int origin, int begin
     const T* keys = blocks.keys(block);
     const int left = blocks.block_size - slot;
     const int size = left < 16 ? left : 16;
-    chunks[count++] = {keys + slot, keys + int64_t{blocks.block_size + slot} * blocks.head_size, token,
+    const float* scales = kIsScaled<T> ? reinterpret_cast<const float*>(keys) - 2 * blocks.block_size + slot : nullptr;
+    chunks[count++] = {keys + slot, keys + int64_t{blocks.block_size + slot} * blocks.head_size, scales, token,
                        token + size < end ? token + size : end};
     token += size;
     slot += size;
@@ -84,12 +95,19 @@ template <class T>
 struct Target {
   const T* rows;
   int64_t stride;
+  const float* scales;  // of the chunk
 };
 
 // Called once for each row r as other rows are computed with, so that requests never come in a burst.
 template <class T>
 OCTAVO_INLINE void prefetch_row(const Target<T>& target, int64_t r) {
   prefetch_l1(target.rows + r * target.stride);
+}
+
+template <class T>
+OCTAVO_INLINE void prefetch_scales(const Target<T>& target, int64_t block_size) {
+  prefetch_l1(target.scales);
+  prefetch_l1(target.scales + block_size);
 }
 
 // scores[m][token] = q[m] . k for M query vectors, `q_stride` apart, and C chunks. While chunk c is read, ahead[c]
@@ -118,6 +136,15 @@ OCTAVO_INLINE void score_chunks(const float* q, int q_stride, int head_size, con
       const f32x16 query = broadcast(q[m * q_stride + d]);
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) sum[m][c] = fma(query, k[c], sum[m][c]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c) {
+    if constexpr (kIsScaled<T>) {
+      const f32x16 scale = load(chunks[c].scales);
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) sum[m][c] = sum[m][c] * scale;
+      if (kAhead) prefetch_scales(ahead[c], block_size);
     }
   }
 #pragma GCC unroll 8
@@ -151,6 +178,20 @@ OCTAVO_INLINE void softmax_span(float* scores, Span visible, float scale, float 
     sum = sum + p;
   }
   *l = reduce_add(sum);
+}
+
+// Multiplies p of M query vectors with the values' scales, over the chunks that hold tokens of `some`.
+template <int M, class T>
+OCTAVO_INLINE void scale_weights(float* p, const Chunk<T>* chunks, int num_chunks, Span some, int64_t block_size) {
+  for (int i = 0; i < num_chunks; ++i) {
+    const Chunk<T>& chunk = chunks[i];
+    if (chunk.end <= some.begin || chunk.begin >= some.end) continue;
+    const f32x16 scale = load(chunk.scales + block_size);
+    for (int m = 0; m < M; ++m) {
+      float* to = p + m * kScoreStride + chunk.begin;
+      store_lanes(to, chunk.end - chunk.begin, load(to) * scale);
+    }
+  }
 }
 
 // acc[m][16 c + lane] += sum over tokens [begin, end) of p[m] * v, for M query vectors and C vectors of columns from

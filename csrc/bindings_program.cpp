@@ -84,6 +84,13 @@ void write_block(KVCache& cache, int64_t block, const AnyArray& data) {
                                check::array<uint8_t>(data, "data", {cache.bytes_of_all_storages()})));
 }
 
+KVType kv_type_of(const std::string& name) {
+  if (name == "fp32") return KVType::f32;
+  if (name == "fp16") return KVType::f16;
+  if (name == "int8") return KVType::i8;
+  throw std::invalid_argument("cache dtype '" + name + "' is unknown; use fp32, fp16 or int8");
+}
+
 void bind_cache(nb::module_& m) {
   nb::class_<ThreadPool>(m, "ThreadPool").def_prop_ro("num_threads", &ThreadPool::num_threads);
   m.def(
@@ -96,14 +103,15 @@ void bind_cache(nb::module_& m) {
   nb::class_<KVCache>(m, "KVCache")
       .def(
           "__init__",
-          [](KVCache* self, int num_storages, int64_t num_blocks, int64_t block_bytes, bool is_half) {
-            if (num_storages < 1 || num_blocks < 1 || num_blocks > INT32_MAX || block_bytes < 1) {
-              throw std::invalid_argument("a cache needs at least one storage, one block and one byte a block");
+          [](KVCache* self, int num_storages, int64_t num_blocks, int64_t block_bytes, const std::string& dtype) {
+            if (num_storages < 1 || num_blocks < 1 || num_blocks > INT32_MAX || block_bytes < 1 || block_bytes % 4) {
+              throw std::invalid_argument(
+                  "a cache needs at least one storage and one block, and 4 bytes a block or a multiple of that");
             }
             if (block_bytes > INT64_MAX / 2 / num_storages / num_blocks) throw std::bad_alloc();
-            new (self) KVCache(num_storages, num_blocks, block_bytes, is_half ? KVType::f16 : KVType::f32);
+            new (self) KVCache(num_storages, num_blocks, block_bytes, kv_type_of(dtype));
           },
-          nb::arg("num_storages"), nb::arg("num_blocks"), nb::arg("block_bytes"), nb::arg("is_half"))
+          nb::arg("num_storages"), nb::arg("num_blocks"), nb::arg("block_bytes"), nb::arg("dtype"))
       .def("copy_blocks", &copy_blocks, nb::arg("src"), nb::arg("dst"))
       .def("read_block", &read_block, nb::arg("block_id"))
       .def("write_block", &write_block, nb::arg("block_id"), nb::arg("data"))

@@ -75,16 +75,27 @@ struct Batch {
   int64_t max_blocks;
 };
 
-enum class KVType : int { f32 = 0, f16 = 1 };
+enum class KVType : int { f32 = 0, f16 = 1, i8 = 2 };
 
-// One storage array. Block b starts at data + b * block_bytes; within it kv head h has K transposed [D][B],
-// then V [B][D], elements of `type`. 64 bytes past the array may be read (never used).
+// One storage array. Block b starts at data + b * block_bytes; in it lie the kv heads, one after another:
+//     | scales of K [B], of V [B], float32: int8 only | K transposed [D][B] | V [B][D] |
+// K and V are elements of `type`; an int8 element counts its token's scale. 64 bytes past the array may be read
+// (never used).
 struct KVStore {
   void* data;
   KVType type;
   int64_t block_bytes;
   int num_kv_heads, head_size, block_size;
 };
+
+// Bytes of the scales of one kv head in a block, and of the whole head.
+static constexpr int64_t kv_scale_bytes(KVType type, int block_size) {
+  return type == KVType::i8 ? int64_t{8} * block_size : 0;
+}
+static constexpr int64_t kv_head_bytes(KVType type, int head_size, int block_size) {
+  const int64_t element = type == KVType::i8 ? 1 : type == KVType::f16 ? 2 : 4;
+  return 2 * element * head_size * block_size + kv_scale_bytes(type, block_size);
+}
 
 struct Attention {
   float scale;

@@ -12,7 +12,7 @@ namespace octavo {
 
 class KVCache {
  public:
-  // Throws std::bad_alloc where the address space is not granted.
+  // Throws std::bad_alloc where the address space is not granted. A block is a whole number of floats.
   KVCache(int num_storages, int64_t num_blocks, int64_t block_bytes, KVType type);
   ~KVCache();
   KVCache(const KVCache&) = delete;
@@ -29,6 +29,7 @@ class KVCache {
   void copy_blocks(const int32_t* src, const int32_t* dst, int64_t count);
   void read_block(int64_t block, char* out) const;  // [storages][block_bytes]
   void write_block(int64_t block, const char* data);
+  // In an int8 cache all bytes are those of the float: scales and states get the value, integers anything.
   void fill_block(int64_t block, float value);
 
  private:

@@ -131,16 +131,19 @@ class AttentionRun {
   };
 
   void list_span(const Item& item, int span, SpanList* list) const {
-    const int64_t head_bytes = int64_t{2} * kv_.block_size * kv_.head_size * static_cast<int>(sizeof(T));
+    const int64_t keys_begin = item.kv_head * kv_head_bytes(kv_.type, kv_.head_size, kv_.block_size) +
+                               kv_scale_bytes(kv_.type, kv_.block_size);
     const HeadBlocks<T> blocks{b_.block_table + b_.table_rows[item.seq] * b_.max_blocks,
-                               static_cast<const char*>(kv_.data) + item.kv_head * head_bytes, kv_.block_bytes,
-                               kv_.block_size, kv_.head_size};
+                               static_cast<const char*>(kv_.data) + keys_begin, kv_.block_bytes, kv_.block_size,
+                               kv_.head_size};
     const int origin = span * kSpan;
     const int begin = item.first_token > origin ? (item.first_token - origin) / 16 * 16 : 0;
     const int end = item.last_token + 1 - origin < kSpan ? item.last_token + 1 - origin : kSpan;
     list->origin = origin;
     list->count = list_chunks(blocks, origin, begin, end, list->chunks);
   }
+
+  Target<T> keys_of(const Chunk<T>& chunk) const { return {chunk.keys, kv_.block_size, chunk.scales}; }
 
   // What is read kAheadChunks after each of the span's keys, then each of its values: keys, values, the keys of
   // the next span, and at the very end anything that is there.
@@ -149,12 +152,12 @@ class AttentionRun {
     for (int i = 0; i < 2 * n; ++i) {
       const int j = i + kAheadChunks;
       if (j < n) {
-        targets_[i] = {current.chunks[j].keys, kv_.block_size};
+        targets_[i] = keys_of(current.chunks[j]);
       } else if (j < 2 * n || following.count == 0) {
-        targets_[i] = {current.chunks[(j < 2 * n ? j : i) % n].values, 16};
+        const Chunk<T>& chunk = current.chunks[(j < 2 * n ? j : i) % n];
+        targets_[i] = {chunk.values, 16, chunk.scales};
       } else {
-        const int k = j - 2 * n < following.count ? j - 2 * n : following.count - 1;
-        targets_[i] = {following.chunks[k].keys, kv_.block_size};
+        targets_[i] = keys_of(following.chunks[j - 2 * n < following.count ? j - 2 * n : following.count - 1]);
       }
     }
   }
@@ -207,6 +210,7 @@ class AttentionRun {
       for (int i = 0; i < width_; i += 16) store(record + i, zero());
       softmax_span(scores_ + m * kScoreStride, visible_[m], a_.scale, a_.softcap, record + width_, record + width_ + 1);
     }
+    if constexpr (kIsScaled<T>) scale_weights<M>(scores_, list.chunks, list.count, some, kv_.block_size);
     // Tokens before and after those that all see are mixed for each vector alone, in order.
     for (int m = 0; m < M; ++m) {
       mix_one(m, list, {visible_[m].begin, all.begin < visible_[m].end ? all.begin : visible_[m].end});
@@ -278,8 +282,9 @@ static bool attend(const View& q, const KVStore& kv, const Batch& b, const Atten
 
 static bool paged_attention(const View& q, const KVStore& kv, const Batch& b, const Attention& a, const View& out,
                             void* scratch, Worker w) {
-  return kv.type == KVType::f16 ? attend<uint16_t>(q, kv, b, a, out, scratch, w)
-                                : attend<float>(q, kv, b, a, out, scratch, w);
+  if (kv.type == KVType::i8) return attend<int8_t>(q, kv, b, a, out, scratch, w);
+  if (kv.type == KVType::f16) return attend<uint16_t>(q, kv, b, a, out, scratch, w);
+  return attend<float>(q, kv, b, a, out, scratch, w);
 }
 
 static void merge_attention(const View& q, const KVStore& kv, const Batch& b, const Attention& a, const View& out,

@@ -65,9 +65,9 @@ void Program::check_place(int group, int storage) const {
 
 KVStore Program::store(const CacheLayer& layer) const {
   check_place(layer.group, layer.storage);
-  const int64_t element = cache_->type() == KVType::f16 ? 2 : 4;
   require(layer.num_kv_heads > 0 && layer.head_size > 0 &&
-              2 * element * layer.num_kv_heads * layer.head_size * limits_.block_size <= cache_->block_bytes(),
+              layer.num_kv_heads * kv_head_bytes(cache_->type(), layer.head_size, limits_.block_size) <=
+                  cache_->block_bytes(),
           text(layer.num_kv_heads) + " kv heads of " + text(layer.head_size) + " do not fit blocks of " +
               text(cache_->block_bytes()) + " bytes");
   return {cache_->storage(layer.storage), cache_->type(), cache_->block_bytes(),

@@ -315,6 +315,32 @@ OCTAVO_INLINE void store_half(uint16_t* p, f32x16 a) {
 #endif
 }
 
+// ---- int8 -------------------------------------------------------------------------------------------------
+
+OCTAVO_INLINE f32x16 load_int8(const int8_t* p) {
+  f32x16 r;
+#if defined(__AVX512F__)
+  r.v[0] = (fvec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+  OCTAVO_EACH r.v[i] = (fvec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8 * i))));
+#else
+  float lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = p[i];
+  r = load(lanes);
+#endif
+  return r;
+}
+// Lanes must be within [-128, 127].
+OCTAVO_INLINE void store_int8(int8_t* p, i32x16 a) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)a.v[0]));
+#else
+  int32_t lanes[16];
+  store(lanes, a);
+  for (int i = 0; i < 16; ++i) p[i] = (int8_t)lanes[i];
+#endif
+}
+
 // ---- one machine register, for tiles that fill the register file exactly ----------------------------------
 
 OCTAVO_INLINE fvec load_part(const float* p) {

@@ -1,4 +1,4 @@
-// Stores keys (transposed) and values of the step's rows in their blocks.
+// Stores keys (transposed) and values of the step's rows in their blocks, rounded to the cache's type.
 // Workers share rows times kv heads; within a head, rows that follow one another in a block are written together.
 
 OCTAVO_INLINE void convert(const float* from, int count, float* to) {
@@ -13,7 +13,8 @@ OCTAVO_INLINE void convert(const float* from, int count, uint16_t* to) {
   __builtin_memcpy(to + i, halves, static_cast<size_t>(count - i) * 2);
 }
 
-// One run: `count` rows from `row` on, all in one block from `slot` on, for one kv head. `head` is its K.
+// One run: `count` rows from `row` on, all in one block from `slot` on, for one kv head. `head` is its K. The second
+// form is for int8: its scales lie before K.
 template <class T>
 OCTAVO_INLINE void write_run(const View& k, const View& v, int64_t row, int count, int kv_head, int head_size,
                              int block_size, int slot, T* head) {
@@ -30,6 +31,57 @@ OCTAVO_INLINE void write_run(const View& k, const View& v, int64_t row, int coun
   }
 }
 
+// How one vector becomes int8: round(x * inverse), half to even, x being about integer * scale.
+struct Quantizer {
+  float inverse, scale;
+};
+
+// scale = max|x| / 127, or 0 where that would be subnormal, and so imprecise. A vector with a NaN or an infinity gets
+// scale NaN and integers 0: what is multiplied with it turns NaN as a whole. As quantize_rows in numpy_quant.py.
+OCTAVO_INLINE Quantizer quantizer_of(const float* x, int width) {
+  f32x16 largest_lanes = zero(), poison_lanes = zero();
+  for (int i = 0; i < width; i += 16) {
+    const f32x16 values = load_lanes(x + i, width - i < 16 ? width - i : 16);
+    largest_lanes = max(largest_lanes, abs(values));
+    poison_lanes = poison_lanes + (values - values);  // NaN where the value is NaN or infinite
+  }
+  const float largest = reduce_max(largest_lanes), poison = reduce_add(poison_lanes);
+  if (poison != 0.0f) return {0.0f, poison};
+  constexpr float kTiny = 127 * 1.17549435e-38f;
+  if (largest < kTiny) return {0.0f, 0.0f};
+  return {127.0f / largest, largest / 127.0f};
+}
+
+// The first `count` <= 16 values at x. Nothing is multiplied where the inverse is 0: they may be NaN.
+OCTAVO_INLINE void quantize(const float* x, int count, Quantizer by, int8_t* to) {
+  int8_t all[16];
+  const f32x16 values = by.inverse == 0.0f ? zero() : load_lanes(x, count) * broadcast(by.inverse);
+  store_int8(all, round_to_int(values));
+  __builtin_memcpy(to, all, static_cast<size_t>(count));
+}
+
+OCTAVO_INLINE void write_run(const View& k, const View& v, int64_t row, int count, int kv_head, int head_size,
+                             int block_size, int slot, int8_t* head) {
+  float* key_scales = reinterpret_cast<float*>(head) - 2 * block_size + slot;
+  float* value_scales = key_scales + block_size;
+  int8_t* values = head + (int64_t{block_size} + slot) * head_size;
+  const int column = kv_head * head_size;
+  for (int i = 0; i < count; ++i) {
+    const float* key = k.data + (row + i) * k.ld + column;
+    const float* value = v.data + (row + i) * v.ld + column;
+    const Quantizer of_key = quantizer_of(key, head_size), of_value = quantizer_of(value, head_size);
+    key_scales[i] = of_key.scale;
+    value_scales[i] = of_value.scale;
+    for (int d = 0; d < head_size; d += 16) {
+      const int lanes = head_size - d < 16 ? head_size - d : 16;
+      int8_t integers[16];
+      quantize(key + d, lanes, of_key, integers);
+      for (int j = 0; j < lanes; ++j) head[int64_t{d + j} * block_size + slot + i] = integers[j];
+      quantize(value + d, lanes, of_value, values + int64_t{i} * head_size + d);
+    }
+  }
+}
+
 // Rows [begin, end) of one kv head; `seq` is the sequence of row `begin`.
 template <class T>
 OCTAVO_INLINE void write_head(const View& k, const View& v, const KVStore& kv, const Batch& b, int kv_head, int64_t begin,
@@ -42,7 +94,7 @@ OCTAVO_INLINE void write_head(const View& k, const View& v, const KVStore& kv, c
     if (run_end > b.query_starts[seq + 1]) run_end = b.query_starts[seq + 1];
     if (run_end > end) run_end = end;
     char* head = static_cast<char*>(kv.data) + table[block] * kv.block_bytes +
-                 int64_t{2} * kv_head * kv.block_size * kv.head_size * static_cast<int>(sizeof(T));
+                 kv_head * kv_head_bytes(kv.type, kv.head_size, kv.block_size) + kv_scale_bytes(kv.type, kv.block_size);
     write_run(k, v, row, static_cast<int>(run_end - row), kv_head, kv.head_size, kv.block_size, slot,
               reinterpret_cast<T*>(head));
     row = run_end;
@@ -58,7 +110,9 @@ static void write_kv(const View& k, const View& v, const KVStore& kv, const Batc
   for (int h = 0; h < heads; ++h) {
     const int64_t begin = (units.begin - h + heads - 1) / heads, end = (units.end - h + heads - 1) / heads;
     if (begin >= end) continue;
-    if (kv.type == KVType::f16) {
+    if (kv.type == KVType::i8) {
+      write_head<int8_t>(k, v, kv, b, h, begin, end, seq);
+    } else if (kv.type == KVType::f16) {
       write_head<uint16_t>(k, v, kv, b, h, begin, end, seq);
     } else {
       write_head<float>(k, v, kv, b, h, begin, end, seq);

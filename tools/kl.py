@@ -1,11 +1,13 @@
-"""How much the int8 mode changes the model's predictions: KL(float32 ‖ int8) in nats a token.
+"""How much rounding changes the model's predictions: KL(exact ‖ rounded) in nats a token.
 
     python tools/kl.py [--model NAME] [--backend native] [--text story,talk] [--limit 0.012]
+                       [--weight-dtype int8] [--kv-cache-dtype fp16]
 
-Both modes read the texts of tests/golden/eval_text.txt.gz through the same backend and the paged cache (fp32
-keys and values in the exact mode, fp16 in the int8 mode, as the engine pairs them). For each text it prints
-the mean KL, how often both modes agree on the most likely token, and the perplexity of each. It exits with 1
-when the mean over all tokens is above the limit.
+Both modes read the texts of tests/golden/eval_text.txt.gz through the same backend and the paged cache. The
+exact mode has float32 weights, keys and values; the rounded one has int8 weights and an fp16 cache, as the
+engine pairs them, unless the options say otherwise. For each text it prints the mean KL, how often both modes
+agree on the most likely token, and the perplexity of each. It exits with 1 when the mean over all tokens is
+above the limit.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +46,9 @@ from octavo.weights.loader import open_checkpoint
 TEXTS = Path(__file__).parents[1] / "tests" / "golden" / "eval_text.txt.gz"
 CHUNK = 128  # tokens a step, and logit rows at a time
 BLOCK_SIZE = 16
-MODES: tuple[tuple[WeightDtype, KVDtype], ...] = (("float32", "fp32"), ("int8", "fp16"))
+Mode = tuple[WeightDtype, KVDtype]
+EXACT: Mode = ("float32", "fp32")
+ROUNDED: Mode = ("int8", "fp16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ class Score:
     kl: float = 0.0  # nats
     num_agreed: int = 0
     nll_exact: float = 0.0  # nats
-    nll_int8: float = 0.0  # nats
+    nll_rounded: float = 0.0  # nats
 
     def __add__(self, other: Score) -> Score:
         return Score(
@@ -62,7 +67,7 @@ class Score:
             self.kl + other.kl,
             self.num_agreed + other.num_agreed,
             self.nll_exact + other.nll_exact,
-            self.nll_int8 + other.nll_int8,
+            self.nll_rounded + other.nll_rounded,
         )
 
     @property
@@ -70,9 +75,11 @@ class Score:
         return self.kl / self.num_tokens
 
     def line(self, name: str) -> str:
-        exact, int8 = (math.exp(nll / self.num_tokens) for nll in (self.nll_exact, self.nll_int8))
+        exact, rounded = (math.exp(nll / self.num_tokens) for nll in (self.nll_exact, self.nll_rounded))
         agreed = self.num_agreed / self.num_tokens
-        return f"{name:12} {self.num_tokens:6} {self.mean_kl:9.5f} {agreed:9.2%} {exact:10.3f} {int8:10.3f}"
+        return (
+            f"{name:12} {self.num_tokens:6} {self.mean_kl:9.5f} {agreed:9.2%} {exact:10.3f} {rounded:11.3f}"
+        )
 
 
 def read_texts() -> dict[str, str]:
@@ -111,25 +118,25 @@ def log_softmax(logits: F32) -> NDArray[np.float64]:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def compare(exact_logits: F32, int8_logits: F32, targets: I32) -> Score:
+def compare(exact_logits: F32, rounded_logits: F32, targets: I32) -> Score:
     """`targets` [n] are the tokens that really follow; rows beyond them are left out."""
     n = len(targets)
-    p, q = log_softmax(exact_logits[:n]), log_softmax(int8_logits[:n])  # [n, V]
+    p, q = log_softmax(exact_logits[:n]), log_softmax(rounded_logits[:n])  # [n, V]
     rows = np.arange(n)
     return Score(
         num_tokens=n,
         kl=float((np.exp(p) * (p - q)).sum()),
         num_agreed=int((p.argmax(-1) == q.argmax(-1)).sum()),
         nll_exact=float(-p[rows, targets].sum()),
-        nll_int8=float(-q[rows, targets].sum()),
+        nll_rounded=float(-q[rows, targets].sum()),
     )
 
 
 def score_text(runners: tuple[Runner, Runner], tokens: I32, num_blocks: int) -> Score:
     score = Score()
     for start in range(0, len(tokens), CHUNK):
-        exact, int8 = (chunk_logits(runner, tokens, start, num_blocks) for runner in runners)
-        score = score + compare(exact, int8, tokens[start + 1 : start + 1 + CHUNK])
+        exact, rounded = (chunk_logits(runner, tokens, start, num_blocks) for runner in runners)
+        score = score + compare(exact, rounded, tokens[start + 1 : start + 1 + CHUNK])
     return score
 
 
@@ -143,7 +150,7 @@ def make_backend(name: str) -> Backend:
     return NativeBackend()
 
 
-def main() -> int:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -151,22 +158,30 @@ def main() -> int:
     parser.add_argument("--backend", choices=["native", "numpy"], default="native")
     parser.add_argument("--text", help="names of the texts, separated by commas (default: all)")
     parser.add_argument("--limit", type=float, default=0.012, help="highest mean KL allowed, nats a token")
+    parser.add_argument("--weight-dtype", choices=get_args(WeightDtype), default=ROUNDED[0])
+    parser.add_argument("--kv-cache-dtype", choices=get_args(KVDtype), default=ROUNDED[1])
     args = parser.parse_args()
     texts = read_texts()
-    names = args.text.split(",") if args.text else list(texts)
-    if unknown := set(names) - set(texts):
+    args.names = args.text.split(",") if args.text else list(texts)
+    if unknown := set(args.names) - set(texts):
         parser.error(f"no text is called {', '.join(sorted(unknown))}; there are {', '.join(texts)}")
+    return args
 
+
+def main() -> int:
+    args = arguments()
+    texts = read_texts()
     checkpoint = open_checkpoint(hub.resolve(args.model))
     tokenizer = checkpoint.tokenizer()
-    tokens = {name: np.array(tokenizer.encode(texts[name]), np.int32) for name in names}
+    tokens = {name: np.array(tokenizer.encode(texts[name]), np.int32) for name in args.names}
     max_len = max(len(ids) for ids in tokens.values())
     backend = make_backend(args.backend)
-    exact, int8 = (compile_mode(checkpoint, backend, *mode, max_len) for mode in MODES)
-    print(f"{'text':12} {'tokens':>6} {'KL':>9} {'agreement':>9} {'ppl exact':>10} {'ppl int8':>10}")
+    modes: tuple[Mode, Mode] = EXACT, (args.weight_dtype, args.kv_cache_dtype)
+    exact, rounded = (compile_mode(checkpoint, backend, *mode, max_len) for mode in modes)
+    print(f"{'text':12} {'tokens':>6} {'KL':>9} {'agreement':>9} {'ppl exact':>10} {'ppl rounded':>11}")
     total, begin = Score(), time.perf_counter()
-    for name in names:
-        score = score_text((exact, int8), tokens[name], -(-max_len // BLOCK_SIZE))
+    for name in args.names:
+        score = score_text((exact, rounded), tokens[name], -(-max_len // BLOCK_SIZE))
         print(score.line(name), flush=True)
         total = total + score
     print(total.line("all"))

@@ -17,7 +17,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None  # None: a share of what is free
     num_blocks_override: int | None = None  # a pool of exactly this many blocks
     weight_dtype: Literal["int8", "float32"] = "int8"
-    kv_cache_dtype: Literal["auto", "fp32", "fp16"] = "auto"  # auto: fp16 with int8, fp32 with float32
+    kv_cache_dtype: Literal["auto", "fp32", "fp16", "int8"] = "auto"  # auto: by weight_dtype
     prefix_caching: bool = True  # full blocks stay findable until they are reused
     max_model_len: int | None = None  # None: what the model was trained for
     max_num_seqs: int = 128  # sequences in one step

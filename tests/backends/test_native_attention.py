@@ -10,7 +10,7 @@ from octavo.backends.native import NativeBackend
 from octavo.backends.numpy_ref import NumpyBackend
 
 ISAS = _native.available_isas()
-TOLERANCE = {"fp32": 3e-6, "fp16": 3e-6}  # both store the same rounded halves
+TOLERANCE = {"fp32": 3e-6, "fp16": 3e-6, "int8": 3e-6}  # both store the same rounded numbers
 
 SHAPES = [
     {"heads": 1, "kv_heads": 1, "head_size": 8},
@@ -51,13 +51,14 @@ def assert_equals_numpy(attention_bench, case, isa, num_threads=2):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "{heads}q{kv_heads}kv{head_size}d".format(**s))
-def test_every_head_shape_equals_numpy(attention_bench, attention_case, shape, isa):
-    assert_equals_numpy(attention_bench, attention_case(**shape), isa)
+def test_every_head_shape_equals_numpy(attention_bench, attention_case, shape, dtype, isa):
+    assert_equals_numpy(attention_bench, attention_case(**shape, dtype=dtype), isa)
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 def test_every_block_size_equals_numpy(attention_bench, attention_case, block_size, dtype, isa):
     max_blocks = -(-512 // block_size)
@@ -81,14 +82,16 @@ def test_every_window_equals_numpy(attention_bench, attention_case, window, isa)
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_softcapped_scores_equal_numpy(attention_bench, attention_case, isa):
-    assert_equals_numpy(attention_bench, attention_case(softcap=0.8, window=50), isa)
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+def test_softcapped_scores_equal_numpy(attention_bench, attention_case, dtype, isa):
+    assert_equals_numpy(attention_bench, attention_case(softcap=0.8, window=50, dtype=dtype), isa)
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_work_divided_among_threads_equals_numpy(attention_bench, attention_case, isa):
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+def test_work_divided_among_threads_equals_numpy(attention_bench, attention_case, dtype, isa):
     """One long sequence with one kv head: its spans go to different workers and are merged."""
-    case = attention_case(heads=3, kv_heads=1, num_blocks=128, max_blocks=128, max_tokens=2000)
+    case = attention_case(heads=3, kv_heads=1, num_blocks=128, max_blocks=128, max_tokens=2000, dtype=dtype)
     rows = qkv_rows(case, 2000)
     results = []
     for backend in (NativeBackend(3, isa), NativeBackend(1, isa), NumpyBackend()):
@@ -97,7 +100,7 @@ def test_work_divided_among_threads_equals_numpy(attention_bench, attention_case
         bench.step([(0, 0, 1990)], [0])
         results.append(np.concatenate([bench.step([(0, 1990, 9)], [0]), bench.step([(0, 1999, 1)], [0])]))
     np.testing.assert_array_equal(results[0], results[1])
-    np.testing.assert_allclose(results[0], results[2], rtol=0, atol=TOLERANCE["fp32"])
+    np.testing.assert_allclose(results[0], results[2], rtol=0, atol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -116,7 +119,7 @@ def test_block_ids_beyond_32_bit_byte_offsets(attention_bench, attention_case, i
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize("block_size", [1, 8, 16, 24, 32])
 def test_nan_in_stale_slots_and_other_blocks_never_shows(
     attention_bench, attention_case, block_size, dtype, isa
@@ -139,8 +142,9 @@ def test_nan_in_stale_slots_and_other_blocks_never_shows(
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_nan_of_a_later_token_never_reaches_an_earlier_one(attention_bench, attention_case, isa):
-    case = attention_case(heads=4, kv_heads=1)
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+def test_nan_of_a_later_token_never_reaches_an_earlier_one(attention_bench, attention_case, dtype, isa):
+    case = attention_case(heads=4, kv_heads=1, dtype=dtype)
     rows = qkv_rows(case, 64)
     clean = attention_bench(NativeBackend(2, isa), case, rows)
     clean.give_blocks([64])

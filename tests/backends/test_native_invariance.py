@@ -42,16 +42,17 @@ def whole(attention_bench, attention_case):
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
 @pytest.mark.parametrize("chunks", [[1], [48, 53, 1, 1, 250, 100], [255, 2]])
-def test_chunks_do_not_show(attention_bench, attention_case, whole, chunks, window, isa):
-    options = {"heads": 6, "kv_heads": 2, "window": window}
+def test_chunks_do_not_show(attention_bench, attention_case, whole, chunks, dtype, window, isa):
+    options = {"heads": 6, "kv_heads": 2, "window": window, "dtype": dtype}
     case = attention_case(**options, num_blocks=128, max_blocks=64)
     bench = attention_bench(NativeBackend(2, isa), case, qkv_rows(case, LENGTH))
     np.testing.assert_array_equal(by_chunks(bench, list(chunks), seed=5), whole(isa, **options))
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize("block_size", [1, 2, 4, 8, 24, 32, 100, 128, 256])
 def test_block_size_and_ids_do_not_show(attention_bench, attention_case, whole, block_size, dtype, isa):
     max_blocks = -(-LENGTH // block_size)
@@ -70,10 +71,11 @@ def test_block_size_and_ids_do_not_show(attention_bench, attention_case, whole, 
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
 @pytest.mark.parametrize("num_threads", [2, 3, 5])
-def test_batch_and_threads_do_not_show(attention_bench, attention_case, whole, num_threads, isa):
+def test_batch_and_threads_do_not_show(attention_bench, attention_case, whole, num_threads, dtype, isa):
     """The same sequence thrice in a batch, and alone, where its spans are divided among workers."""
-    options = {"heads": 6, "kv_heads": 2}
+    options = {"heads": 6, "kv_heads": 2, "dtype": dtype}
     case = attention_case(**options, num_blocks=400, max_blocks=64)
     bench = attention_bench(NativeBackend(num_threads, isa), case, qkv_rows(case, LENGTH))
     lengths, first = [LENGTH, 50, LENGTH, 400, LENGTH], [0, 600, 0, 200, 0]
@@ -88,7 +90,9 @@ def test_batch_and_threads_do_not_show(attention_bench, attention_case, whole, n
     np.testing.assert_array_equal(bench.step([(2, LENGTH - 1, 1)], first)[0], want)
 
 
-@pytest.mark.parametrize("options", [{}, {"softcap": 5.0}, {"window": 100, "dtype": "fp16"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"softcap": 5.0}, {"window": 100, "dtype": "fp16"}, {"dtype": "int8"}]
+)
 def test_instruction_sets_with_fused_multiply_add_agree(whole, options):
     fused = [isa for isa in ISAS if isa != "portable"]
     results = [whole(isa, heads=5, kv_heads=1, head_size=40, **options) for isa in fused]

@@ -118,7 +118,7 @@ def test_a_gated_norm_that_does_not_fit_is_refused(backend, record, width, group
     ],
 )
 def test_a_state_outside_the_cache_is_refused(layer, message):
-    cache = _native.KVCache(1, 4, 256, False)
+    cache = _native.KVCache(1, 4, 256, "fp32")
     limits = _native.ProgramLimits(1024, 4, 1, 4, 1, 1, 16)
     program = _native.Program(_native.thread_pool(1), None, cache, limits)
     weight = _native.Vector(np.ones(20, np.float32))

@@ -9,7 +9,7 @@ from octavo.backends.numpy_cache import PagedCache
 from octavo.backends.numpy_ref import NumpyBackend, NumpyOps, NumpyRunner
 from octavo.backends.ops import F32, KVCacheConfig, Limits, Ops, StepInputs
 from octavo.core.kv_groups import KVLayer, group_layers
-from octavo.core.kv_spec import FullAttentionSpec
+from octavo.core.kv_spec import FullAttentionSpec, KVFormat
 
 LAYER = KVLayer(0, 0)
 
@@ -102,6 +102,65 @@ def test_half_precision_cache_rounds_keys_and_values_once() -> None:
     assert np.array_equal(read_v.reshape(3, 16), v.astype(np.float16).astype(np.float32))
 
 
+def test_int8_cache_keeps_integers_and_a_scale_for_each_key_and_value() -> None:
+    ops, cache = make_ops(step([(0, 3)], [[1]]), dtype="int8")
+    k, v = np.zeros((2, 3, 2, 8), np.float32)  # [T, K, D]
+    k[0, 0] = [254.0, -254.0, 1.0, -1.0, 3.0, 5.0, 0.9, -2.1]  # scale 2: the halves go to the even integer
+    k[0, 1, 7] = -127.0
+    v[2, 0] = 6.35
+    v[2, 1] = normal(1, 8)
+    ops.write_kv(k.reshape(3, 16), v.reshape(3, 16), LAYER)
+    numbers, scales = cache.view(LAYER)[1], cache.scales(LAYER)[1]  # [2, K, B, D], [2, K, B]
+    assert numbers[0, 0, 0].tolist() == [127, -127, 0, 0, 2, 2, 0, -1]
+    assert numbers[0, 1, 0].tolist() == [0] * 7 + [-127]
+    assert numbers[1, 0, 2].tolist() == [127] * 8
+    assert scales[0].tolist() == [[2, 0, 0, 0], [1, 0, 0, 0]]
+    assert scales[1, 0].tolist() == [0, 0, np.float32(6.35) / np.float32(127), 0]
+    read_k, read_v = cache.read(LAYER, i32(1), 3)
+    assert read_k[0, 0].tolist() == [254, -254, 0, 0, 4, 4, 0, -2]
+    assert not read_k[1:].any()
+    assert np.abs(read_v[2, 1] - v[2, 1]).max() <= scales[1, 1, 2] / 2
+    assert not np.delete(cache.storages, 1, axis=1).any()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_number_that_is_not_finite_spoils_its_own_int8_vector_alone(bad: float) -> None:
+    ops, cache = make_ops(step([(0, 3)], [[1]]), dtype="int8")
+    k, v = normal(1, 3, 16), normal(2, 3, 16)
+    k[1, 11] = v[2, 3] = bad
+    ops.write_kv(k, v, LAYER)
+    for vectors, spoilt in zip(cache.read(LAYER, i32(1), 3), [(1, 1), (2, 0)], strict=True):
+        assert np.isnan(vectors[spoilt]).all()
+        assert np.isnan(vectors).sum() == 8
+
+
+def test_nan_fills_the_scales_of_an_int8_block_and_its_bytes_can_be_restored() -> None:
+    inputs = step([(0, 5)], [[2, 0]])
+    ops, cache = make_ops(inputs, dtype="int8", num_blocks=3, layers=2)
+    q, k, v = normal(1, 5, 32), normal(2, 5, 16), normal(3, 5, 16)
+    ops.write_kv(k, v, LAYER)
+    want = ops.paged_attention(q, LAYER, 1.0)
+    saved = cache.read_block(2)
+    assert saved.nbytes == 2 * 2 * 2 * 4 * (8 + 4)  # layers, k and v, K, B, D integers and a scale
+    cache.fill_block(2, float("nan"))
+    assert np.isnan(cache.scales(LAYER)[2]).all()
+    assert np.isnan(cache.scales(KVLayer(0, 1))[2]).all()
+    assert np.isfinite(cache.scales(LAYER)[:2]).all()
+    assert np.isnan(ops.paged_attention(q, LAYER, 1.0)).all()
+    cache.write_block(2, saved)
+    assert np.array_equal(ops.paged_attention(q, LAYER, 1.0), want)
+    cache.copy_blocks(i32(2), i32(1))
+    assert np.array_equal(cache.read_block(1), saved)
+
+
+def test_int8_blocks_of_odd_sizes_hold_whole_floats() -> None:
+    layout = group_layers([FullAttentionSpec(1, 3)])
+    cache = PagedCache(KVCacheConfig(layout, num_blocks=2, block_size=1, dtype="int8"))
+    assert cache.storages.shape == (1, 2, 16)  # 2 · (3 + 4) = 14 bytes
+    cache.fill_block(1, float("nan"))
+    assert np.isnan(cache.scales(layout.layers[0])).tolist() == [[[[False]], [[False]]], [[[True]], [[True]]]]
+
+
 def test_blocks_are_copied_read_written_and_filled_in_every_storage() -> None:
     runner = lookup_runner(cache_config(num_blocks=6, layers=3), Limits(8, 1, 1, 4, 8))
     for block in range(6):
@@ -135,7 +194,7 @@ def test_a_layer_of_a_narrower_group_uses_the_front_of_each_block() -> None:
 
 def test_a_cache_spec_without_keys_is_refused() -> None:
     class StateSpec:
-        def bytes_per_block(self, block_size: int, dtype_bytes: float) -> int:
+        def bytes_per_block(self, block_size: int, kv_format: KVFormat) -> int:
             return 64
 
         def num_blocks(self, num_tokens: int, block_size: int) -> int:

@@ -194,8 +194,9 @@ def test_the_number_of_threads_does_not_show(function_model, num_threads):
     assert np.array_equal(results[0][1], results[1][1])
 
 
-def test_a_half_precision_cache_keeps_the_state_in_full_precision(backend, function_model, whole):
-    bench = Bench(backend, function_model, Case(dtype="fp16"))
+@pytest.mark.parametrize("dtype", ["fp16", "int8"])
+def test_a_cache_of_less_precision_keeps_the_state_in_full_precision(backend, function_model, whole, dtype):
+    bench = Bench(backend, function_model, Case(dtype=dtype))
     bench.give_blocks()
     assert np.array_equal(bench.in_chunks(5), whole())
 

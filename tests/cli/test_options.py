@@ -1,8 +1,13 @@
-"""Sizes on the command line."""
+"""Sizes and choices on the command line."""
+
+from typing import get_args, get_type_hints
 
 import pytest
 
-from octavo.cli.options import format_size, parse_size, parse_swap_space
+from octavo.backends.ops import KVDtype
+from octavo.cli.options import KVCacheDtype, format_size, parse_size, parse_swap_space
+from octavo.config import EngineConfig
+from octavo.core.kv_spec import KV_FORMATS
 from octavo.errors import ConfigError
 
 
@@ -46,3 +51,10 @@ def test_a_swap_space_may_be_nothing() -> None:
     assert [parse_swap_space(text) for text in ("0", " 0 ", "2GiB")] == [0, 0, 2 * 2**30]
     with pytest.raises(ConfigError, match="-1"):
         parse_swap_space("-1")
+
+
+def test_every_cache_dtype_can_be_asked_for_and_has_a_size() -> None:
+    asked = [dtype.value for dtype in KVCacheDtype]
+    assert asked == ["auto", "fp32", "fp16", "int8"]
+    assert get_args(get_type_hints(EngineConfig)["kv_cache_dtype"]) == tuple(asked)
+    assert list(get_args(KVDtype)) == list(KV_FORMATS) == asked[1:]

@@ -51,7 +51,9 @@ def tokens_of(engine: Engine) -> dict[tuple[str, int], list[int]]:
 
 
 @pytest.mark.parametrize("cached", [True, False])
-@pytest.mark.parametrize(("weights", "kv"), [("float32", "fp32"), ("float32", "fp16"), ("int8", "fp16")])
+@pytest.mark.parametrize(
+    ("weights", "kv"), [("float32", "fp32"), ("float32", "fp16"), ("int8", "fp16"), ("int8", "int8")]
+)
 @pytest.mark.parametrize("model", ["llama", "mistral_window", "bamba"])
 def test_debug_mode_changes_no_token(
     backend: Backend, make_engine: Callable[..., Engine], model: str, weights: str, kv: str, cached: bool

@@ -91,7 +91,7 @@ def baseline() -> Callable[..., Result]:
     return of
 
 
-INT8 = {"weight_dtype": "int8", "kv_cache_dtype": "fp16"}
+WITH_INT8_WEIGHTS = pytest.mark.parametrize("kv", ["fp16", "int8"])
 PROMPTS = prompts_of(9, vocab=125, longest=40)
 SHAPES = [
     *(pytest.param({"block_size": b}, id=f"block{b}") for b in (1, 2, 8, 16, 32, 128)),
@@ -105,7 +105,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("dtype", "kv"), [("float32", "fp32"), ("int8", "fp16")])
+@pytest.mark.parametrize(("dtype", "kv"), [("float32", "fp32"), ("int8", "fp16"), ("int8", "int8")])
 @pytest.mark.parametrize("make", BACKENDS)
 def test_shape_of_serving_changes_no_bit(baseline, make, dtype, kv, shape):
     result, engine = serve(
@@ -120,56 +120,73 @@ def test_shape_of_serving_changes_no_bit(baseline, make, dtype, kv, shape):
 
 @pytest.mark.parametrize("model", ["gemma3", "mistral_window", "qwen2", "qwen3", "llama_yarn"])
 @pytest.mark.parametrize("make", NATIVE)
-def test_other_families_keep_the_promise(baseline, make, model):
+@WITH_INT8_WEIGHTS
+def test_other_families_keep_the_promise(baseline, make, model, kv):
     result, _ = serve(
         TINY / model,
         make(),
         PROMPTS,
         12,
         weight_dtype="int8",
-        kv_cache_dtype="fp16",
+        kv_cache_dtype=kv,
         block_size=2,
         max_num_batched_tokens=9,
         max_num_seqs=9,
     )
-    assert result == baseline(model, make, "int8", "fp16")
+    assert result == baseline(model, make, "int8", kv)
+
+
+@pytest.mark.parametrize("make", BACKENDS)
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@WITH_INT8_WEIGHTS
+def test_preemption_of_either_kind_changes_no_bit(baseline, make, mode, kv):
+    options = {"preemption_mode": mode, "swap_space_bytes": 1 << 24, "debug": True}
+    options |= {"weight_dtype": "int8", "kv_cache_dtype": kv, "block_size": 4, "num_blocks_override": 15}
+    result, engine = serve(TINY / "llama", make(), PROMPTS, 12, **options)
+    assert result == baseline("llama", make, "int8", kv)
+    counters = engine.scheduler.counters
+    assert counters.num_preemptions > 0
+    assert (counters.num_preemptions_swap > 0) == (mode == "swap")
 
 
 @pytest.mark.parametrize("make", [NumpyBackend, NativeBackend])
-def test_windows_keep_the_promise_when_preempted(baseline, make):
+@WITH_INT8_WEIGHTS
+def test_windows_keep_the_promise_when_preempted(baseline, make, kv):
     """5 groups with a window of 8 hold 5 blocks of 4 each when a chunk is 9, the full one 13 for 52 tokens."""
     num_blocks = 5 * 5 + 13
-    options = {"block_size": 4, "max_num_batched_tokens": 9, "max_num_seqs": 9}
+    options = {"block_size": 4, "max_num_batched_tokens": 9, "max_num_seqs": 9, "kv_cache_dtype": kv}
     result, engine = serve(
-        TINY / "gemma3", make(), PROMPTS, 12, num_blocks_override=num_blocks, **INT8, **options
+        TINY / "gemma3", make(), PROMPTS, 12, num_blocks_override=num_blocks, weight_dtype="int8", **options
     )
-    assert result == baseline("gemma3", make, "int8", "fp16")
+    assert result == baseline("gemma3", make, "int8", kv)
     assert engine.scheduler.counters.num_preemptions > 0
 
 
 @pytest.mark.parametrize("model", ["gemma3", "mistral_window"])
 @pytest.mark.parametrize("make", [NumpyBackend, NativeBackend])
-def test_windows_keep_the_promise_on_prefix_hits(make, model):
+@WITH_INT8_WEIGHTS
+def test_windows_keep_the_promise_on_prefix_hits(make, model, kv):
     """Prompts that begin alike for 24 tokens, three times the window."""
     start = np.random.default_rng(3).integers(3, 125, 24).tolist()
     prompts = [start + tail for tail in prompts_of(6, vocab=125, longest=12)]
-    options = {"block_size": 4, "one_by_one": True} | INT8
+    options = {"block_size": 4, "one_by_one": True, "weight_dtype": "int8", "kv_cache_dtype": kv}
     cached, engine = serve(TINY / model, make(), prompts, 12, **options)
     assert cached == serve(TINY / model, make(), prompts, 12, prefix_caching=False, **options)[0]
     assert engine.scheduler.counters.num_prompt_tokens_cached == 5 * 24
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_number_of_threads_changes_no_bit(baseline, num_threads):
+@WITH_INT8_WEIGHTS
+def test_number_of_threads_changes_no_bit(baseline, num_threads, kv):
     def make() -> Backend:
         return NativeBackend(num_threads=num_threads)
 
-    result, _ = serve(TINY / "llama", make(), PROMPTS, 12, weight_dtype="int8", kv_cache_dtype="fp16")
-    assert result == baseline("llama", NativeBackend, "int8", "fp16")
+    result, _ = serve(TINY / "llama", make(), PROMPTS, 12, weight_dtype="int8", kv_cache_dtype=kv)
+    assert result == baseline("llama", NativeBackend, "int8", kv)
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("dtype", "kv"), [("float32", "fp32"), ("int8", "fp16")])
+@pytest.mark.parametrize(("dtype", "kv"), [("float32", "fp32"), ("int8", "fp16"), ("int8", "int8")])
 def test_smollm2_alone_in_a_crowd_in_chunks_and_preempted(default_model_path, dtype, kv):
     """Batch of 1 and of 32, chunks, odd blocks; and a pool in which all but the first are preempted."""
     common = {"weight_dtype": dtype, "kv_cache_dtype": kv}

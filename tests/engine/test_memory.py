@@ -24,6 +24,14 @@ def test_block_of_smollm2_in_bytes():
     assert plan(num_blocks_override=1, kv_cache_dtype="fp32").block_bytes == 2 * 30 * 3 * 64 * 16 * 4
 
 
+def test_an_int8_cache_holds_about_twice_the_blocks_of_fp16_in_the_same_memory():
+    """A key of 64 numbers takes 64 bytes and a scale of 4 instead of 128 bytes: 128 / 68 = 1.88 times."""
+    half, int8 = (plan(kv_cache_memory_bytes=64 * MIB, kv_cache_dtype=dtype) for dtype in ("fp16", "int8"))
+    assert int8.block_bytes == 2 * 30 * 3 * 16 * (64 + 4)
+    assert (half.num_blocks, int8.num_blocks) == (182, 342)
+    assert int8.report()[0].endswith("342 blocks of 16 = 5,472 tokens, 64 MiB of int8")
+
+
 def test_kv_cache_memory_is_cut_into_whole_blocks():
     p = plan(kv_cache_memory_bytes=64 * MIB)
     assert p.num_blocks == 64 * MIB // 368_640 == 182
@@ -46,7 +54,12 @@ def test_default_never_takes_more_than_full_length_sequences_could_fill(monkeypa
 
 @pytest.mark.parametrize(
     ("weights", "asked", "expected"),
-    [("int8", "auto", "fp16"), ("float32", "auto", "fp32"), ("float32", "fp16", "fp16")],
+    [
+        ("int8", "auto", "fp16"),
+        ("float32", "auto", "fp32"),
+        ("float32", "fp16", "fp16"),
+        ("int8", "int8", "int8"),
+    ],
 )
 def test_kv_dtype_follows_the_weights_unless_asked(weights, asked, expected):
     assert plan(weight_dtype=weights, kv_cache_dtype=asked, num_blocks_override=1).kv_dtype == expected

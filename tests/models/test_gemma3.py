@@ -14,7 +14,7 @@ from octavo.core import invariants
 from octavo.core.block import SeqId
 from octavo.core.kv_groups import KVLayout, group_layers
 from octavo.core.kv_manager import KVCacheManager
-from octavo.core.kv_spec import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from octavo.core.kv_spec import KV_FORMATS, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from octavo.models.registry import CausalModel, build_model
 from octavo.weights.loader import open_checkpoint
 
@@ -108,7 +108,7 @@ def test_a_chunk_holds_its_own_blocks_besides_the_window() -> None:
 
 def num_sequences(layout: KVLayout, num_tokens: int) -> int:
     """Sequences of this length that 1 GiB of half-precision cache holds at once, each grown block by block."""
-    num_blocks = GIB // layout.bytes_per_block(16, 2)
+    num_blocks = GIB // layout.bytes_per_block(16, KV_FORMATS["fp16"])
     kv = manager(layout, num_blocks, max_chunk=16)
     count = 0
     while True:
@@ -122,8 +122,8 @@ def num_sequences(layout: KVLayout, num_tokens: int) -> int:
 def test_windows_hold_more_tokens_in_the_same_memory() -> None:
     """Gemma 3 270M in 1 GiB: a block of 3 layers is 48 KiB, of all 18 layers 288 KiB."""
     windows, full = group_layers(GEMMA3_270M), group_layers([FULL] * 18)
-    assert windows.bytes_per_block(16, 2) == 3 * 2 * 256 * 16 * 2 == 48 << 10
-    assert full.bytes_per_block(16, 2) == 18 * 2 * 256 * 16 * 2 == 288 << 10
+    assert windows.bytes_per_block(16, KV_FORMATS["fp16"]) == 3 * 2 * 256 * 16 * 2 == 48 << 10
+    assert full.bytes_per_block(16, KV_FORMATS["fp16"]) == 18 * 2 * 256 * 16 * 2 == 288 << 10
     # 21,845 blocks, 256 + 5 · 33 a sequence; 3,640 blocks, 256 a sequence
     assert (num_sequences(windows, 4096), num_sequences(full, 4096)) == (51, 14)
     # 2048 + 5 · 33 a sequence; 2048 a sequence

@@ -14,7 +14,7 @@ import pytest
 
 from octavo.backends.ops import F32, Backend, WeightDtype
 from octavo.core.kv_groups import KVLayer, group_layers
-from octavo.core.kv_spec import FullAttentionSpec, MambaSpec
+from octavo.core.kv_spec import KV_FORMATS, FullAttentionSpec, MambaSpec
 from octavo.errors import UnsupportedModelError
 from octavo.models.config import ModelConfig, RopeConfig
 from octavo.models.registry import CausalModel, build_model
@@ -149,7 +149,7 @@ def test_bamba_keeps_states_and_in_one_layer_keys_and_values(
     assert model.kv_specs() == [state, state, FullAttentionSpec(num_kv_heads=1, head_size=16), state]
     layout = group_layers(model.kv_specs())
     assert (len(layout.groups), layout.num_storages) == (4, 1)
-    assert layout.bytes_per_block(16, 2) == 4 * (3 * 96 + 64 * 16)
+    assert layout.bytes_per_block(16, KV_FORMATS["fp16"]) == 4 * (3 * 96 + 64 * 16)
 
 
 @pytest.mark.parametrize("changes", [{"mamba": None}, {"mlp_bias": True}])

@@ -72,6 +72,19 @@ def test_chunks_and_block_sizes_change_no_bit(
         assert np.array_equal(run_model(backend, model, tokens, chunk=chunk, block_size=block_size), whole)
 
 
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "llama", "mistral_window", "qwen3"])
+def test_an_int8_cache_keeps_the_logits_within_a_few_percent_and_its_blocks_unseen(
+    name: str, backend: Backend, load: Load, run_model: Callable[..., F32]
+) -> None:
+    model, tokens, expected = load(name, backend)
+    logits = run_model(backend, model, tokens, kv_dtype="int8")
+    ratio = float(np.sqrt(((logits - expected) ** 2).mean()) / expected.std())
+    assert 0.0005 < ratio < 0.03  # not exact: it must really have quantised
+    for chunk, block_size in [(1, 16), (7, 1)]:
+        other = run_model(backend, model, tokens, kv_dtype="int8", chunk=chunk, block_size=block_size)
+        assert np.array_equal(other, logits)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_int8_logits_stay_within_a_few_percent(
     name: str, backend: Backend, load: Load, run_model: Callable[..., F32]

@@ -133,18 +133,19 @@ def test_abort_of_a_swapped_request_frees_the_swap_space(drive):
 
 
 @pytest.mark.parametrize(
-    ("prices", "mode"),
+    ("prices", "kept_ratio", "mode"),
     [
-        (PreemptionPrices(), "recompute"),
-        (PreemptionPrices(swap_block_s=1.0, compute_token_s=0.1), "recompute"),
-        (PreemptionPrices(swap_block_s=0.01, compute_token_s=0.1), "swap"),
-        (PreemptionPrices(swap_block_s=0.04, compute_token_s=0.1, kept_ratio=0.0), "swap"),
-        (PreemptionPrices(swap_block_s=0.04, compute_token_s=0.1, kept_ratio=0.9), "recompute"),
+        (PreemptionPrices(), 0.0, "recompute"),
+        (PreemptionPrices(swap_block_s=1.0, compute_token_s=0.1), 0.0, "recompute"),
+        (PreemptionPrices(swap_block_s=0.01, compute_token_s=0.1), 0.0, "swap"),
+        (PreemptionPrices(swap_block_s=0.04, compute_token_s=0.1), 0.0, "swap"),
+        (PreemptionPrices(swap_block_s=0.04, compute_token_s=0.1), 0.9, "recompute"),
     ],
 )
-def test_auto_compares_measured_prices(drive, prices, mode):
+def test_auto_compares_measured_prices(drive, prices, kept_ratio, mode):
     d = drive(num_swap_blocks=64, **(SMALL | {"preemption_mode": "auto"}))
     d.scheduler.preempter.prices = prices
+    d.scheduler.preempter.kept_ratio = kept_ratio
     crowd(d)
     decision = step_until_preempted(d)
     assert decision.mode == mode
@@ -174,3 +175,15 @@ def test_result_without_failure_changes_nothing_of_who_was_swapped(drive):
     d.scheduler.apply(d.plans[-1].__class__(step=0), StepResult(0, ()), 0.0)
     assert d.swap.num_used == before
     assert d.scheduler.request(decision.request_id).status is RequestStatus.SWAPPED
+
+
+def test_what_the_prefix_cache_kept_is_learnt_from_resumptions(drive):
+    d = drive(num_blocks=16, prefix_caching=True)
+    d.add("a", num_prompt=9, max_tokens=5)
+    d.step()
+    d.scheduler.preempt("a")
+    d.step()
+    d.step()  # resumes: 8 of its 9 computed tokens are found
+    assert d.scheduler.preempter.kept_ratio == pytest.approx(0.2 * 8 / 9)
+    d.run()
+    assert d.outputs["a"] == d.expected(0, 9, 5)

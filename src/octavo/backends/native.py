@@ -17,6 +17,7 @@ from octavo.backends.native_plan import BarrierPlan, mark_uses, place
 from octavo.backends.native_record import Packed, Recorder, Value
 from octavo.backends.ops import F32, I32, KVCacheConfig, Limits, Model, StepInputs, WeightDtype
 from octavo.backends.threads import default_num_threads
+from octavo.core.kv_spec import KV_FORMATS
 from octavo.errors import ConfigError
 
 ISA_VARIABLE = "OCTAVO_ISA"  # overrides the instruction set, for tests and comparisons
@@ -151,11 +152,10 @@ def _contiguous(array: F32) -> F32:
 
 
 def _allocate(config: KVCacheConfig) -> _native.KVCache:
-    is_half = config.dtype == "fp16"
-    all_storages = config.layout.bytes_per_block(config.block_size, 2 if is_half else 4)
+    all_storages = config.layout.bytes_per_block(config.block_size, KV_FORMATS[config.dtype])
     block_bytes = all_storages // config.layout.num_storages
     try:
-        return _native.KVCache(config.layout.num_storages, config.num_blocks, block_bytes, is_half)
+        return _native.KVCache(config.layout.num_storages, config.num_blocks, block_bytes, config.dtype)
     except MemoryError:
         raise ConfigError(
             f"no memory for a KV cache of {config.num_blocks} blocks of {all_storages} bytes; "

@@ -3,6 +3,7 @@
 Every storage array is [N, values of a block]; a layer reads its own shape into it. Block b, keys first:
 
     storages[layer.storage, b] = | keys [K, B, D] | values [K, B, D] | unused where another spec is wider |
+    of an int8 cache:            | scales [2, K, B] float32 | keys | values | unused |
     of a state-space layer:      | last inputs [W-1, C] | state [H, Z, P] | float32 in every cache |
 
 All access goes through the block table of one sequence, as the article describes it.
@@ -10,16 +11,23 @@ All access goes through the block table of one sequence, as the article describe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.backends.ops import F32, I32, KVCacheConfig, Limits, StepInputs
+from octavo.backends.numpy_quant import quantize_rows
+from octavo.backends.ops import F32, I32, KVCacheConfig, KVDtype, Limits, StepInputs
 from octavo.core.kv_groups import KVLayer
-from octavo.core.kv_spec import FullAttentionSpec, KVCacheSpec, MambaSpec, SlidingWindowSpec
+from octavo.core.kv_spec import KV_FORMATS, FullAttentionSpec, KVCacheSpec, MambaSpec, SlidingWindowSpec
 
-KVArray = NDArray[np.float32] | NDArray[np.float16]
+KVArray = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.int8]
+NUMBERS: Mapping[KVDtype, np.dtype[Any]] = {
+    "fp32": np.dtype(np.float32),
+    "fp16": np.dtype(np.float16),
+    "int8": np.dtype(np.int8),
+}
 StateParts = tuple[F32, F32]  # a layer's last inputs [(W-1)·C] and its recurrent state [H·Z·P]
 
 
@@ -34,37 +42,52 @@ class PagedCache:
     """The blocks, and each layer's view of them. Keys and values of block b lie together, keys first."""
 
     def __init__(self, config: KVCacheConfig) -> None:
-        dtype: np.dtype[np.float16] | np.dtype[np.float32]
-        dtype = np.dtype(np.float16) if config.dtype == "fp16" else np.dtype(np.float32)
         layout = config.layout
-        block_bytes = layout.bytes_per_block(config.block_size, dtype.itemsize) // layout.num_storages
+        dtype = NUMBERS[config.dtype]
+        all_storages = layout.bytes_per_block(config.block_size, KV_FORMATS[config.dtype])
         self.block_size = config.block_size
         self.num_blocks = config.num_blocks
-        shape = (layout.num_storages, config.num_blocks, block_bytes // dtype.itemsize)
+        block_values = all_storages // layout.num_storages // dtype.itemsize
+        shape = (layout.num_storages, config.num_blocks, block_values)
         self.storages: KVArray = np.zeros(shape, dtype)  # [storages, N, values of a block]
         self._specs = tuple(group.spec for group in layout.groups)
+        self._is_scaled = config.dtype == "int8"
 
     def view(self, layer: KVLayer) -> KVArray:
         """Keys and values of one layer, sharing memory with the storage → [N, 2, K, B, D]."""
         kv_heads, head_size = kv_widths(self._specs[layer.group])
-        shape = (self.num_blocks, 2, kv_heads, self.block_size, head_size)
-        blocks = self.storages[layer.storage, :, : int(np.prod(shape[1:]))]  # [N, 2·K·B·D]
-        return blocks.reshape(shape)
+        num_vectors = 2 * kv_heads * self.block_size
+        begin = 4 * num_vectors if self._is_scaled else 0
+        blocks = self.storages[layer.storage, :, begin : begin + num_vectors * head_size]  # [N, 2·K·B·D]
+        return blocks.reshape(self.num_blocks, 2, kv_heads, self.block_size, head_size)
+
+    def scales(self, layer: KVLayer) -> F32:
+        """Of an int8 cache: one scale for each key and value, sharing memory too → [N, 2, K, B]."""
+        kv_heads, _ = kv_widths(self._specs[layer.group])
+        blocks = self.storages[layer.storage, :, : 4 * 2 * kv_heads * self.block_size].view(np.float32)
+        return blocks.reshape(self.num_blocks, 2, kv_heads, self.block_size)
 
     def write(self, layer: KVLayer, table: I32, positions: I32, k: F32, v: F32) -> None:
         """Store k, v [n, K·D] of one sequence whose block table is `table` [max_blocks]."""
         cache = self.view(layer)  # [N, 2, K, B, D]
         blocks, slots = table[positions // self.block_size], positions % self.block_size  # [n]
-        cache[blocks, 0, :, slots] = k.reshape(len(k), *cache.shape[2:5:2])
-        cache[blocks, 1, :, slots] = v.reshape(len(v), *cache.shape[2:5:2])
+        for part, rows in enumerate((k, v)):
+            vectors = rows.reshape(len(rows), *cache.shape[2:5:2])  # [n, K, D]
+            if self._is_scaled:
+                integers, scales = quantize_rows(vectors.reshape(-1, vectors.shape[2]))  # [n·K, D], [n·K]
+                vectors = integers.reshape(vectors.shape)
+                self.scales(layer)[blocks, part, :, slots] = scales.reshape(vectors.shape[:2])
+            cache[blocks, part, :, slots] = vectors
 
     def read(self, layer: KVLayer, table: I32, num_tokens: int) -> tuple[F32, F32]:
         """Keys and values of a sequence's first `num_tokens` positions, each [num_tokens, K, D]."""
         num_blocks = -(-num_tokens // self.block_size)
-        blocks = self.view(layer)[table[:num_blocks]]  # [n, 2, K, B, D]
+        blocks = self.view(layer)[table[:num_blocks]].astype(np.float32)  # [n, 2, K, B, D]
+        if self._is_scaled:
+            blocks *= self.scales(layer)[table[:num_blocks], ..., None]
         flat = blocks.transpose(1, 0, 3, 2, 4)  # [2, n, B, K, D]
         flat = flat.reshape(2, num_blocks * self.block_size, *blocks.shape[2:5:2])[:, :num_tokens]
-        k, v = np.ascontiguousarray(flat, np.float32)
+        k, v = np.ascontiguousarray(flat)
         return k, v
 
     def states(
@@ -115,7 +138,11 @@ class PagedCache:
 
     def fill_block(self, block_id: int, value: float) -> None:
         self._check(block_id)
-        self.storages[:, block_id] = value
+        block = self.storages[:, block_id]  # [storages, values of a block]
+        if self._is_scaled:
+            block.view(np.float32)[:] = value
+        else:
+            block[:] = value
 
     def _check(self, block_id: int) -> None:
         if not 0 <= block_id < self.num_blocks:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from octavo.backends import numpy_ssm
 from octavo.backends.numpy_cache import PagedCache, check_inputs
+from octavo.backends.numpy_quant import quantize_rows
 from octavo.backends.ops import (
     F32,
     I32,
@@ -34,7 +35,6 @@ from octavo.backends.ops import (
 from octavo.core.kv_groups import KVLayer
 
 QUANT_GROUP = 64  # activations share one scale over this many values along K
-TINY_ABSMAX = np.float32(127.0) * np.finfo(np.float32).tiny
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +77,6 @@ class GatedMatrix:
 class RopeTable:
     frequencies: F32  # [n] radians per position; n is D/2 where whole heads are rotated
     attention_scale: float
-
-
-def quantize_rows(x: F32) -> tuple[F32, F32]:
-    """Symmetric int8 of each row: integers [R, width] (in float32) and scales [R], absmax/127.
-
-    A row whose scale would be subnormal, and so imprecise, counts as zero. A row with a NaN or an infinity
-    has integers 0 and scale NaN: what is multiplied with it turns NaN as a whole, and nothing else does.
-    """
-    is_finite: NDArray[np.bool_] = np.asarray(np.isfinite(x).all(axis=1))  # [R]
-    values = np.where(is_finite[:, None], x, np.float32(0.0))
-    absmax = np.abs(values).max(axis=1, initial=0.0)  # [R]
-    is_used = absmax >= TINY_ABSMAX
-    largest = np.where(is_used, absmax, np.float32(1.0))  # no division by zero
-    inverse = np.where(is_used, np.float32(127.0) / largest, np.float32(0.0))
-    scale = np.where(is_used, largest / np.float32(127.0), np.float32(0.0))
-    q = np.rint(values * inverse[:, None])  # half to even
-    return q, np.where(is_finite, scale, np.float32(np.nan))
 
 
 def fused_multiply_add(x: F32, y: F32, z: F32) -> F32:

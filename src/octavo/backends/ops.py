@@ -31,7 +31,7 @@ Vector = Any  # a float32 vector
 Rope = Any  # per-dimension frequencies and a scale
 
 WeightDtype = Literal["float32", "int8"]
-KVDtype = Literal["fp32", "fp16"]
+KVDtype = Literal["fp32", "fp16", "int8"]  # core.kv_spec.KV_FORMATS has their sizes
 Activation = Literal["silu", "gelu_tanh"]
 
 F32 = NDArray[np.float32]
@@ -131,7 +131,12 @@ class Ops(Protocol):
         ...
 
     def write_kv(self, k: Array, v: Array, layer: KVLayer) -> None:
-        """Store k, v [T, K·D] at the step's positions through the block table of layer.group."""
+        """Store k, v [T, K·D] at the step's positions through the block table of layer.group.
+
+        Values are rounded to the cache's dtype. int8 is symmetric: each key and each value [D] of a kv head
+        becomes integers round(x · 127 / max|x|), half to even, and the scale max|x| / 127 in float32. An all-zero
+        vector has scale 0; one with a NaN or an infinity has scale NaN and so reads as NaN throughout.
+        """
         ...
 
     def paged_attention(
@@ -210,7 +215,8 @@ class Runner(Protocol):
         ...
 
     def fill_block(self, block_id: int, value: float) -> None:
-        """Overwrite a block with one value (debug mode writes NaN into freed blocks)."""
+        """Overwrite a block with one value (debug mode writes NaN into freed blocks). In an int8 cache scales
+        and states get the value, integers anything."""
         ...
 
 

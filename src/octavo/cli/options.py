@@ -30,6 +30,7 @@ class KVCacheDtype(StrEnum):
     AUTO = "auto"
     FP32 = "fp32"
     FP16 = "fp16"
+    INT8 = "int8"
 
 
 def parse_size(text: str) -> int:
@@ -92,7 +93,7 @@ KVCacheDtypeOption = Annotated[
     KVCacheDtype,
     typer.Option(
         "--kv-cache-dtype",
-        help="Numbers in the KV cache; auto is fp16 with int8 weights, else fp32.",
+        help="Numbers in the KV cache; auto is fp16 with int8 weights, else fp32; int8 is about half of fp16.",
         rich_help_panel=_ENGINE,
     ),
 ]

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from octavo.core.kv_spec import KVCacheSpec
+from octavo.core.kv_spec import KVCacheSpec, KVFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class KVLayout:
     layers: tuple[KVLayer, ...]  # one per model layer
     num_storages: int  # storage arrays; each has num_blocks blocks
 
-    def bytes_per_block(self, block_size: int, dtype_bytes: float) -> int:
-        """Bytes of one block over all storage arrays (the largest spec decides)."""
-        widest = max(g.spec.bytes_per_block(block_size, dtype_bytes) for g in self.groups)
-        return widest * self.num_storages
+    def bytes_per_block(self, block_size: int, kv_format: KVFormat) -> int:
+        """Bytes of one block over all storage arrays: the largest spec decides, in whole float32 values."""
+        widest = max(g.spec.bytes_per_block(block_size, kv_format) for g in self.groups)
+        return -(-widest // 4) * 4 * self.num_storages
 
     def max_blocks(self, num_tokens: int, max_chunk: int, block_size: int) -> int:
         """Most blocks that one sequence of `num_tokens` tokens holds at a time, over all groups."""

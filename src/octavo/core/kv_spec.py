@@ -10,14 +10,33 @@ Layers with equal specs form groups (kv_groups.py) and share block tables; all g
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class KVFormat:
+    """How one key or one value [D] is stored: D numbers and, where they are integers, their common scale."""
+
+    number_bytes: int
+    scale_bytes: int = 0
+
+    def vector_bytes(self, head_size: int) -> int:
+        return head_size * self.number_bytes + self.scale_bytes
+
+
+KV_FORMATS: Mapping[str, KVFormat] = {
+    "fp32": KVFormat(4),
+    "fp16": KVFormat(2),
+    "int8": KVFormat(1, scale_bytes=4),
+}
 
 
 class KVCacheSpec(Protocol):
     """What the manager and the memory planner ask of a layer's cache."""
 
-    def bytes_per_block(self, block_size: int, dtype_bytes: float) -> int:
+    def bytes_per_block(self, block_size: int, kv_format: KVFormat) -> int:
         """Bytes one block of one layer takes."""
         ...
 
@@ -50,8 +69,8 @@ class FullAttentionSpec:
     num_kv_heads: int  # K
     head_size: int  # D
 
-    def bytes_per_block(self, block_size: int, dtype_bytes: float) -> int:
-        return int(2 * self.num_kv_heads * self.head_size * block_size * dtype_bytes)
+    def bytes_per_block(self, block_size: int, kv_format: KVFormat) -> int:
+        return 2 * self.num_kv_heads * block_size * kv_format.vector_bytes(self.head_size)
 
     def num_skipped(self, num_computed_tokens: int, block_size: int) -> int:
         return 0
@@ -77,8 +96,8 @@ class SlidingWindowSpec:
     head_size: int  # D
     window: int  # tokens, >= 1
 
-    def bytes_per_block(self, block_size: int, dtype_bytes: float) -> int:
-        return int(2 * self.num_kv_heads * self.head_size * block_size * dtype_bytes)
+    def bytes_per_block(self, block_size: int, kv_format: KVFormat) -> int:
+        return 2 * self.num_kv_heads * block_size * kv_format.vector_bytes(self.head_size)
 
     def num_skipped(self, num_computed_tokens: int, block_size: int) -> int:
         return max(0, num_computed_tokens - self.window + 1) // block_size
@@ -110,7 +129,7 @@ class MambaSpec:
     conv_values: int  # inputs that the causal convolution still needs
     ssm_values: int  # the recurrent state
 
-    def bytes_per_block(self, block_size: int, dtype_bytes: float) -> int:
+    def bytes_per_block(self, block_size: int, kv_format: KVFormat) -> int:
         return 4 * (self.conv_values + self.ssm_values)
 
     def num_skipped(self, num_computed_tokens: int, block_size: int) -> int:

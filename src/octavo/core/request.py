@@ -76,6 +76,7 @@ class Request:
     order: int = 0  # number of arrival, set by the scheduler
     status: RequestStatus = RequestStatus.WAITING
     num_preemptions: int = 0
+    num_dropped_tokens: int = 0  # computed ones that the last preemption dropped
     beam: BeamSearch | None = None
     # beam search: candidates of the live sequences that have theirs, until all have
     candidates: dict[SeqId, Candidates] = field(default_factory=dict)

@@ -28,6 +28,7 @@ from octavo.text.tokenizer import Tokenizer
 from octavo.weights.checkpoint import Checkpoint
 from octavo.weights.loader import open_checkpoint
 
+PROBE_BLOCKS = 8  # blocks moved at start to learn what swapping costs
 MAX_LOGIT_ROWS = 64  # rows of logits alive at once; a larger batch is sampled in parts
 
 Progress = Callable[[int, int], None]  # (parts done, parts in all)
@@ -119,6 +120,7 @@ def assemble(
         len(layout.groups),
         make_store(config.swap_dir, num_swap_blocks, plan.block_bytes),
     )
+    executor.measure_swap(min(PROBE_BLOCKS, num_swap_blocks, plan.num_blocks))
     return Engine(
         scheduler,
         executor,

@@ -55,6 +55,23 @@ class Executor:
         self._max_logit_rows = limits.max_logit_rows
         self._sequences: dict[SeqId, _Drawn] = {}
 
+    def measure_swap(self, num_blocks: int) -> None:
+        """Move a few idle blocks out and back, so that the price of swapping is known before the first
+        preemption. Only before any request has run."""
+        if self._swap_store is None:
+            return
+        started = monotonic()
+        try:
+            for _ in range(2):  # the first time also takes the memory from the system
+                started = monotonic()
+                for block_id in range(num_blocks):
+                    self._swap_store.write(block_id, self._runner.read_block(block_id))
+                    self._runner.write_block(block_id, self._swap_store.read(block_id))
+        except OSError as error:
+            logger.warning("swap space failed (%s): preempted requests are recomputed", error)
+            return
+        self.prices.on_swap(2 * num_blocks, monotonic() - started)
+
     @property
     def num_sequences(self) -> int:
         """Sequences it remembers; 0 when the engine is idle."""

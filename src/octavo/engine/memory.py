@@ -13,10 +13,10 @@ from pathlib import Path
 from octavo.backends.ops import KVDtype
 from octavo.config import EngineConfig
 from octavo.core.kv_groups import KVLayout
+from octavo.core.kv_spec import KV_FORMATS
 from octavo.errors import ConfigError
 
 FREE_SHARE = 0.25  # of available memory, when --kv-cache-memory is not given
-DTYPE_BYTES: dict[KVDtype, float] = {"fp32": 4, "fp16": 2}
 MIB = 1 << 20
 
 
@@ -81,7 +81,7 @@ def resolve_max_model_len(config: EngineConfig, trained: int) -> int:
 def plan_memory(config: EngineConfig, layout: KVLayout, max_model_len: int, weight_bytes: int) -> MemoryPlan:
     """Size the pool. Raises ConfigError when not even one block fits."""
     kv_dtype = resolve_kv_dtype(config)
-    block_bytes = layout.bytes_per_block(config.block_size, DTYPE_BYTES[kv_dtype])
+    block_bytes = layout.bytes_per_block(config.block_size, KV_FORMATS[kv_dtype])
 
     def blocks_for(num_tokens: int) -> int:
         return layout.max_blocks(num_tokens, config.max_num_batched_tokens, config.block_size)

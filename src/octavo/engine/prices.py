@@ -5,8 +5,6 @@ A running mean over recent measurements, so that it follows the load. `--preempt
 
 from __future__ import annotations
 
-import numpy as np
-
 from octavo.core.step import StepPlan
 from octavo.sched.preempt import PreemptionPrices
 
@@ -18,7 +16,6 @@ class PriceMeter:
     def __init__(self) -> None:
         self._swap_block_s: float | None = None
         self._compute_token_s: float | None = None
-        self._kept_ratio = 0.0
 
     def on_swap(self, num_blocks: int, seconds: float) -> None:
         """`num_blocks` moved one way in `seconds`."""
@@ -32,14 +29,9 @@ class PriceMeter:
         if longest >= MIN_TOKENS and longest >= plan.num_tokens // 2:
             self._compute_token_s = _mean(self._compute_token_s, seconds / plan.num_tokens)
 
-    def on_resume(self, num_kept: int, num_dropped: int) -> None:
-        """A request that lost `num_dropped` computed tokens found `num_kept` of them in the prefix cache."""
-        if num_dropped:
-            self._kept_ratio = _mean(self._kept_ratio, float(np.clip(num_kept / num_dropped, 0, 1)))
-
     @property
     def prices(self) -> PreemptionPrices:
-        return PreemptionPrices(self._swap_block_s, self._compute_token_s, self._kept_ratio)
+        return PreemptionPrices(self._swap_block_s, self._compute_token_s)
 
 
 def _mean(old: float | None, new: float) -> float:

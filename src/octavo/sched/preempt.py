@@ -20,6 +20,7 @@ from octavo.sched.budget import SchedulerConfig
 from octavo.sched.groups import set_origins
 from octavo.sched.records import PreemptionDecision, PreemptionMode, SchedulerCounters
 
+KEPT_WEIGHT = 0.2  # of the newest resumption in the mean
 HEADROOM_TOKENS = 16  # slots a running sequence may claim soon, kept free when somebody is admitted
 
 
@@ -29,7 +30,6 @@ class PreemptionPrices:
 
     swap_block_s: float | None = None  # one block, one way
     compute_token_s: float | None = None  # one token of a prompt
-    kept_ratio: float = 0.0  # share of dropped tokens that the prefix cache still had, so far
 
 
 def choose_victim(running: list[Request]) -> Request | None:
@@ -50,6 +50,7 @@ class Preempter:
         self._mode = config.preemption_mode
         self._counters = counters
         self.prices = PreemptionPrices()
+        self.kept_ratio = 0.0  # of dropped tokens, how many the prefix cache still had: a running mean
 
     def preempt(self, request: Request) -> tuple[PreemptionDecision, tuple[SwapBlock, ...]]:
         """Put a running request back into the queue; what has to be moved is the caller's to plan."""
@@ -71,8 +72,15 @@ class Preempter:
         self._book.waiting.push(request)
         return PreemptionDecision(request.request_id, mode, reason), moves or ()
 
+    def on_resume(self, request: Request, num_kept: int) -> None:
+        """A request that dropped its tokens starts again, with `num_kept` of them found in the cache."""
+        if request.num_dropped_tokens:
+            found = min(1.0, num_kept / request.num_dropped_tokens)
+            self.kept_ratio += KEPT_WEIGHT * (found - self.kept_ratio)
+
     def drop(self, request: Request) -> None:
         """Let go of all blocks of a request that is in no queue; it will compute its tokens again."""
+        request.num_dropped_tokens = _num_distinct_tokens(request)
         for seq in request.started:
             if request.status is RequestStatus.SWAPPED:
                 assert self._book.swap is not None
@@ -101,7 +109,7 @@ class Preempter:
             return "recompute", "no prices measured yet"
         num_blocks = swap.num_distinct([s.seq_id for s in request.started])
         swap_s = 2 * num_blocks * prices.swap_block_s
-        num_tokens = _num_distinct_tokens(request) * (1.0 - prices.kept_ratio)
+        num_tokens = _num_distinct_tokens(request) * (1.0 - self.kept_ratio)
         compute_s = num_tokens * prices.compute_token_s
         reason = f"swap {swap_s * 1e3:.2f} ms, recompute {compute_s * 1e3:.2f} ms"
         return ("swap" if swap_s < compute_s else "recompute"), reason

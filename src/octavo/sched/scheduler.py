@@ -317,6 +317,8 @@ class Scheduler:
             self.counters.num_blocks_swapped_in += len(moves)
         else:
             self._start_sequence(request, request.live[0], match)
+        if request.status is RequestStatus.PREEMPTED:
+            self.preempter.on_resume(request, request.live[0].num_computed_tokens)
         if request.status is RequestStatus.WAITING:
             num_hit = request.live[0].num_computed_tokens
             self.counters.num_prompt_tokens += request.num_prompt_tokens
