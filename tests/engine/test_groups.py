@@ -17,7 +17,9 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.engine import build
 from octavo.engine.engine import Engine
 from octavo.engine.messages import GenerateRequest, TokenDelta
+from octavo.errors import ModelNotFoundError
 from octavo.sched.budget import SchedulerConfig
+from octavo.weights import hub
 from octavo.weights.loader import open_checkpoint
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -93,21 +95,64 @@ def test_beam_search_gives_the_sequences_and_scores_of_transformers(model):
 
 
 REQUESTS = [
-    ([5, 17, 42, 99, 3, 8, 61], SamplingParams(n=4, seed=1, temperature=0.9, max_tokens=14, ignore_eos=True)),
-    ([7, 7, 9], SamplingParams(n=2, beam_width=4, max_tokens=12, ignore_eos=True)),
+    (
+        [5, 17, 42, 90, 3, 8, 61],
+        SamplingParams(n=4, seed=1, temperature=0.9, max_tokens=14, ignore_eos=True, logprobs=5),
+    ),
+    ([7, 7, 9], SamplingParams(n=4, beam_width=4, max_tokens=12, ignore_eos=True)),
     ([11, 12, 13, 14, 15], SamplingParams(n=2, best_of=3, seed=5, max_tokens=9, ignore_eos=True)),
-    ([5, 17, 42, 99, 3, 8, 61, 20], SamplingParams(temperature=0.0, max_tokens=15, ignore_eos=True)),
+    (
+        [5, 17, 42, 90, 3, 8, 61, 20],
+        SamplingParams(temperature=0.0, max_tokens=15, ignore_eos=True, logprobs=5),
+    ),
 ]
+Record = list[tuple]  # everything a client sees, floats included: equal records mean equal logits
+
+
+def record(engine: Engine, requests: list[tuple[list[int], SamplingParams]]) -> Record:
+    for i, (prompt, params) in enumerate(requests):
+        engine.add_request(GenerateRequest(str(i), prompt, params))
+    seen = [
+        (
+            d.request_id,
+            d.index,
+            d.token_ids,
+            d.score,
+            d.finish_reason,
+            [(p.logprob, p.top) for p in d.logprobs or ()],
+        )
+        for d in drain(engine)
+    ]
+    return sorted(seen, key=lambda r: r[:2])  # by choice; within one in order of time
 
 
 @pytest.mark.parametrize(("mode", "cached"), STRESSED)
-@pytest.mark.parametrize("model", ["llama", "mistral_window"])
-def test_preemption_at_every_step_changes_no_token(monkeypatch, model, mode, cached):
-    undisturbed = run(make_engine(GOLDEN / "tiny" / model), REQUESTS)
-    options = {"preemption_mode": mode, "prefix_caching": cached, "swap_space_bytes": 1 << 24}
+@pytest.mark.parametrize("model", ["llama", "mistral_window", "gemma3", "bamba", "mamba2"])
+def test_preemption_at_every_step_changes_nothing(monkeypatch, model, mode, cached):
+    pool = {"num_blocks_override": 1024}
+    undisturbed = record(make_engine(GOLDEN / "tiny" / model, **pool), REQUESTS)
+    options = {"preemption_mode": mode, "prefix_caching": cached, "swap_space_bytes": 1 << 26} | pool
     engine = make_engine(GOLDEN / "tiny" / model, monkeypatch, **options)
-    assert run(engine, REQUESTS) == undisturbed
+    assert record(engine, REQUESTS) == undisturbed
     assert engine.scheduler.counters.num_preemptions > 20
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("model", ["smollm2", "gemma3-270m"])
+def test_real_models_preempted_at_every_step(monkeypatch, model, mode):
+    try:
+        path = hub.resolve(model, offline=True)
+    except ModelNotFoundError as error:
+        pytest.skip(str(error))
+    requests = [
+        ([5, 17, 42], SamplingParams(n=4, seed=1, max_tokens=5, ignore_eos=True, logprobs=3)),
+        ([900, 301, 77, 4], SamplingParams(n=2, beam_width=4, max_tokens=5, ignore_eos=True)),
+    ]
+    undisturbed = record(make_engine(path), requests)
+    engine = make_engine(path, monkeypatch, preemption_mode=mode, swap_space_bytes=1 << 28)
+    assert record(engine, requests) == undisturbed
+    assert engine.scheduler.counters.num_preemptions >= 8
 
 
 def test_choices_of_one_seed_differ_and_repeat(monkeypatch):
