@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from time import monotonic
 
 from octavo.engine.messages import FinishReason, GenerateRequest, StepStats
 from octavo.metrics.collect import StepObserver
-from octavo.sched.scheduler import Scheduler, SequenceOutput
+from octavo.sched.records import PreemptionDecision, SequenceOutput
+from octavo.sched.scheduler import Scheduler
+
+LOG_EVERY_S = 1.0  # at most one line in this time, however many are preempted
+
+logger = logging.getLogger(__name__)
+
+
+class _PreemptionLog:
+    """What was done with a victim and why, one line a second at most."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+        self._num_silent = 0
+
+    def write(self, decision: PreemptionDecision, now: float) -> None:
+        if now < self._next_s:
+            self._num_silent += 1
+            return
+        more = f" ({self._num_silent} more since the last line)" if self._num_silent else ""
+        logger.info("preempted %s: %s, %s%s", decision.request_id, decision.mode, decision.reason, more)
+        self._next_s, self._num_silent = now + LOG_EVERY_S, 0
 
 
 class EngineObserver:
@@ -16,6 +38,7 @@ class EngineObserver:
         self._events = StepObserver()
         self._unfinished: dict[str, int] = {}  # request id -> choices that still run
         self._num_steps = 0
+        self._log = _PreemptionLog()
 
     def on_arrival(self, request: GenerateRequest) -> None:
         self._events.on_arrival(request.request_id, request.arrival_s or monotonic())
@@ -39,6 +62,7 @@ class EngineObserver:
             self._events.on_scheduled(request_id, started)
         for decision in self._scheduler.preemptions:
             self._events.on_preempted(decision.request_id, started)
+            self._log.write(decision, started)
         for output in outputs:
             self._observe_output(output, ended)
         self._num_steps += 1

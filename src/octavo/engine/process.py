@@ -9,6 +9,7 @@ a Failed, on one line; --debug prints the traceback as well.
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import socket
 import sys
@@ -78,6 +79,7 @@ class EngineLoop:
 def main(fd: int) -> None:
     # Ctrl-C goes to the whole process group; the server decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     started = monotonic()
     connection = EngineSocket(socket.socket(fileno=fd))
     config, model_path = _read_config()
