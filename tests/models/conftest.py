@@ -11,7 +11,7 @@ from octavo.backends.ops import F32, Backend, KVCacheConfig, KVDtype, Limits, St
 from octavo.core.block import SeqId
 from octavo.core.kv_groups import group_layers
 from octavo.core.kv_manager import KVCacheManager
-from octavo.models.registry import CausalModel
+from octavo.models.decoder import Decoder
 
 SEQ = SeqId(0)
 
@@ -26,7 +26,7 @@ def run_paged() -> Callable[..., F32]:
 
     def run(
         backend: Backend,
-        model: CausalModel,
+        model: Decoder,
         tokens: Sequence[int],
         rows: Sequence[int],
         *,

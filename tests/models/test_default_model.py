@@ -10,7 +10,8 @@ import pytest
 
 from octavo.backends.ops import F32, Backend, KVCacheConfig, Limits, StepInputs
 from octavo.core.kv_groups import group_layers
-from octavo.models.registry import CausalModel, build_model
+from octavo.models.decoder import Decoder
+from octavo.models.registry import build_model
 from octavo.weights.loader import open_checkpoint
 
 pytestmark = pytest.mark.model
@@ -25,7 +26,7 @@ def golden(golden_folder: Path) -> Golden:
         return dict(arrays)
 
 
-def build(path: Path, backend: Backend, weight_dtype: str) -> CausalModel:
+def build(path: Path, backend: Backend, weight_dtype: str) -> Decoder:
     checkpoint = open_checkpoint(path)
     return build_model(checkpoint.config, checkpoint, backend, weight_dtype)  # type: ignore[arg-type]
 
@@ -36,7 +37,7 @@ def native(make_backend: Callable[[str], Backend]) -> Backend:
 
 
 @pytest.fixture(scope="module")
-def exact(default_model_path: Path, native: Backend) -> CausalModel:
+def exact(default_model_path: Path, native: Backend) -> Decoder:
     return build(default_model_path, native, "float32")
 
 
@@ -51,9 +52,7 @@ def assert_golden_logits(golden: Golden, name: str, logits: F32) -> None:
     np.testing.assert_allclose(rows[:, golden["subset"]], golden[f"{name}.subset_values"], rtol=0, atol=2e-3)
 
 
-def greedy_batch(
-    backend: Backend, model: CausalModel, prompts: list[np.ndarray], block_size: int
-) -> np.ndarray:
+def greedy_batch(backend: Backend, model: Decoder, prompts: list[np.ndarray], block_size: int) -> np.ndarray:
     """Decode side by side, as the engine does: a step over all prompts, then a token each → [S, 64]."""
     num_seqs = len(prompts)
     width = -(-(max(map(len, prompts)) + NUM_GREEDY) // block_size)
@@ -79,7 +78,7 @@ def greedy_batch(
 
 
 def test_greedy_decoding_of_all_prompts_gives_the_tokens_of_transformers(
-    golden: Golden, native: Backend, exact: CausalModel
+    golden: Golden, native: Backend, exact: Decoder
 ) -> None:
     names = golden["names"].tolist()
     assert len(names) == 8
@@ -90,7 +89,7 @@ def test_greedy_decoding_of_all_prompts_gives_the_tokens_of_transformers(
 
 @pytest.mark.parametrize("name", ["short", "code", "chat", "cjk_emoji", "long"])
 def test_exact_logits_agree_with_transformers(
-    name: str, golden: Golden, native: Backend, exact: CausalModel, run_model: Callable[..., F32]
+    name: str, golden: Golden, native: Backend, exact: Decoder, run_model: Callable[..., F32]
 ) -> None:
     assert_golden_logits(golden, name, run_model(native, exact, whole_text(golden, name)))
 

@@ -15,7 +15,8 @@ from octavo.core.block import SeqId
 from octavo.core.kv_groups import KVLayout, group_layers
 from octavo.core.kv_manager import KVCacheManager
 from octavo.core.kv_spec import KV_FORMATS, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
-from octavo.models.registry import CausalModel, build_model
+from octavo.models.decoder import Decoder
+from octavo.models.registry import build_model
 from octavo.weights.loader import open_checkpoint
 
 SEQ = SeqId(0)
@@ -23,14 +24,14 @@ GIB = 1 << 30
 FULL, WINDOW = FullAttentionSpec(1, 256), SlidingWindowSpec(1, 256, window=512)
 GEMMA3_270M: list[KVCacheSpec] = ([WINDOW] * 5 + [FULL]) * 3
 
-Load = Callable[..., tuple[CausalModel, np.ndarray]]
+Load = Callable[..., tuple[Decoder, np.ndarray]]
 
 
 @pytest.fixture(scope="module")
 def load(golden_folder: Path) -> Load:
     """load(name, backend, weight_dtype) → the tiny model and 60 tokens, seven times the window and more."""
 
-    def load(name: str, backend: Backend, weight_dtype: str = "float32") -> tuple[CausalModel, np.ndarray]:
+    def load(name: str, backend: Backend, weight_dtype: str = "float32") -> tuple[Decoder, np.ndarray]:
         checkpoint = open_checkpoint(golden_folder / "tiny" / name)
         model = build_model(checkpoint.config, checkpoint, backend, weight_dtype)  # type: ignore[arg-type]
         checkpoint.close()

@@ -14,7 +14,8 @@ import pytest
 from octavo.backends.ops import F32, Backend
 from octavo.core.kv_spec import FullAttentionSpec, SlidingWindowSpec
 from octavo.errors import ModelNotFoundError
-from octavo.models.registry import CausalModel, build_model
+from octavo.models.decoder import Decoder
+from octavo.models.registry import build_model
 from octavo.weights import hub
 from octavo.weights.loader import open_checkpoint
 
@@ -43,7 +44,7 @@ def native(make_backend: Callable[[str], Backend]) -> Backend:
     return make_backend("native")
 
 
-def build(path: Path, backend: Backend, weight_dtype: str) -> CausalModel:
+def build(path: Path, backend: Backend, weight_dtype: str) -> Decoder:
     checkpoint = open_checkpoint(path)
     try:
         return build_model(checkpoint.config, checkpoint, backend, weight_dtype)  # type: ignore[arg-type]
@@ -52,7 +53,7 @@ def build(path: Path, backend: Backend, weight_dtype: str) -> CausalModel:
 
 
 @pytest.fixture(scope="module")
-def exact(path: Path, native: Backend) -> CausalModel:
+def exact(path: Path, native: Backend) -> Decoder:
     return build(path, native, "float32")
 
 
@@ -75,7 +76,7 @@ def test_the_long_prompt_reaches_past_twice_the_window(golden: Golden) -> None:
 
 @pytest.mark.parametrize("name", ["short", "code", "long"])
 def test_exact_logits_and_greedy_tokens_agree_with_transformers(
-    name: str, golden: Golden, native: Backend, exact: CausalModel, run_paged: Callable[..., F32]
+    name: str, golden: Golden, native: Backend, exact: Decoder, run_paged: Callable[..., F32]
 ) -> None:
     """In chunks of 256, over blocks that return to the pool when they slide out of the window."""
     positions = golden[f"{name}.positions"].tolist()
@@ -89,7 +90,7 @@ def test_exact_logits_and_greedy_tokens_agree_with_transformers(
     assert chosen.tolist() == golden[f"{name}.greedy"].tolist()
 
 
-def test_three_layers_of_eighteen_see_everything(exact: CausalModel) -> None:
+def test_three_layers_of_eighteen_see_everything(exact: Decoder) -> None:
     window, full = SlidingWindowSpec(1, 256, window=512), FullAttentionSpec(1, 256)
     assert exact.kv_specs() == ([window] * 5 + [full]) * 3
 

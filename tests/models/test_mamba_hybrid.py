@@ -17,13 +17,14 @@ from octavo.core.kv_groups import KVLayer, group_layers
 from octavo.core.kv_spec import KV_FORMATS, FullAttentionSpec, MambaSpec
 from octavo.errors import UnsupportedModelError
 from octavo.models.config import ModelConfig, RopeConfig
-from octavo.models.registry import CausalModel, build_model
+from octavo.models.decoder import Decoder
+from octavo.models.registry import build_model
 from octavo.weights.loader import open_checkpoint
 
 NAMES = ["bamba", "mamba2", "mamba2_groups"]
 
 Change = Callable[[ModelConfig], ModelConfig]
-Load = Callable[..., CausalModel]
+Load = Callable[..., Decoder]
 RunModel = Callable[..., F32]
 
 
@@ -34,7 +35,7 @@ def load(golden_folder: Path) -> Load:
         backend: Backend,
         weight_dtype: WeightDtype = "float32",
         change: Change = lambda config: config,
-    ) -> CausalModel:
+    ) -> Decoder:
         checkpoint = open_checkpoint(golden_folder / "tiny" / name)
         model = build_model(change(checkpoint.config), checkpoint, backend, weight_dtype)
         checkpoint.close()

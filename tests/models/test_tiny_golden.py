@@ -14,7 +14,8 @@ import pytest
 
 from octavo.backends.ops import F32, Backend, WeightDtype
 from octavo.models.config import ModelConfig, RopeConfig
-from octavo.models.registry import CausalModel, build_model
+from octavo.models.decoder import Decoder
+from octavo.models.registry import build_model
 from octavo.weights.loader import open_checkpoint
 
 NAMES = [
@@ -25,7 +26,7 @@ NAMES = [
 
 STATE_SPACE = ["bamba", "mamba2", "mamba2_groups"]  # test_mamba_hybrid.py
 
-Load = Callable[..., tuple[CausalModel, np.ndarray, F32]]
+Load = Callable[..., tuple[Decoder, np.ndarray, F32]]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def load(golden_folder: Path) -> Load:
         backend: Backend,
         weight_dtype: WeightDtype = "float32",
         change: Callable[[ModelConfig], ModelConfig] = lambda config: config,
-    ) -> tuple[CausalModel, np.ndarray, F32]:
+    ) -> tuple[Decoder, np.ndarray, F32]:
         folder = golden_folder / "tiny" / name
         checkpoint = open_checkpoint(folder)
         model = build_model(change(checkpoint.config), checkpoint, backend, weight_dtype)

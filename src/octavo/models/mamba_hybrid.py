@@ -1,4 +1,4 @@
-"""MambaHybrid: decoders whose layers are state-space mixers (Mamba2), attention, or some of each.
+"""Mamba2 and Bamba: decoders whose layers are state-space mixers (Mamba2), attention, or some of each.
 
 Mamba2 has mixers alone and no feed-forward layers; Bamba has attention in a few layers and a feed-forward
 network in all. A mixer keeps one state of constant size per sequence where attention keeps keys and values.
@@ -13,18 +13,17 @@ The scan is Mamba2's (Dao and Gu, arXiv:2405.21060), token by token; see backend
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.backends.ops import Array, Embedding, Matrix, Ops, Rope, Scan, Vector
-from octavo.core.kv_groups import KVLayer, group_layers
+from octavo.backends.ops import Array, Matrix, Ops, Rope, Scan, Vector
+from octavo.core.kv_groups import KVLayer
 from octavo.core.kv_spec import KVCacheSpec, MambaSpec
 from octavo.errors import UnsupportedModelError
 from octavo.models.config import MambaConfig, ModelConfig
+from octavo.models.decoder import Decoder, Progress, load_decoder
 from octavo.models.layers import Attention, GatedMLP, ParameterLoader
-from octavo.models.llama import Progress, load_ends
 from octavo.models.rope import attention_scale, rope_frequencies
 
 
@@ -104,6 +103,10 @@ class HybridLayer:
     mixer: Attention | MambaMixer
     feed_forward: FeedForward | None
 
+    @property
+    def kv_spec(self) -> KVCacheSpec:
+        return self.mixer.kv_spec
+
     def forward(self, ops: Ops, x: Array, eps: float, place: KVLayer) -> Array:
         x = self.mixer.forward(ops, ops.rms_norm(x, self.input_norm, eps), x, place)
         if self.feed_forward is None:
@@ -111,57 +114,15 @@ class HybridLayer:
         return self.feed_forward.mlp.forward(ops, ops.rms_norm(x, self.feed_forward.norm, eps), x)
 
 
-class MambaHybrid:
-    """A Model whose weights are packed for one backend."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        embed: Embedding,  # [V, E]
-        layers: Sequence[HybridLayer],
-        norm: Vector,  # [E]
-        head: Matrix,  # [V, E]
-    ) -> None:
-        self.config = config
-        self._embed = embed
-        self._layers = tuple(layers)
-        self._norm = norm
-        self._head = head
-        self._places = group_layers(self.kv_specs()).layers  # where each layer's cache lies
-
-    def kv_specs(self) -> list[KVCacheSpec]:
-        """One per layer; group_layers() of them is the layout that forward() uses."""
-        return [layer.mixer.kv_spec for layer in self._layers]
-
-    def forward(self, ops: Ops) -> Array:
-        eps = self.config.rms_norm_eps
-        x = ops.embed(self._embed)  # [T, E]
-        for layer, place in zip(self._layers, self._places, strict=True):
-            x = layer.forward(ops, x, eps, place)
-        return ops.rms_norm(x, self._norm, eps)
-
-    def logits(self, ops: Ops, hidden: Array) -> Array:
-        return ops.linear(hidden, self._head)  # [R, V]
-
-    @classmethod
-    def load(cls, config: ModelConfig, load: ParameterLoader, progress: Progress) -> MambaHybrid:
-        """Pack all parameters, layer by layer; `progress` is called after each part."""
-        if config.mamba is None or config.mlp_bias:
-            raise UnsupportedModelError(
-                f"{config.model_type} needs state-space layers, and feed-forward layers without biases; "
-                "use another checkpoint"
-            )
-        num_parts = config.num_layers + 2
-        rope = _load_rope(config, load)
-        embed, head = load_ends(config, load)
-        progress(1, num_parts)
-        layers = []
-        for i in range(config.num_layers):
-            layers.append(_load_layer(config, config.mamba, load, i, rope))
-            progress(i + 2, num_parts)
-        norm = load.vector("norm")
-        progress(num_parts, num_parts)
-        return cls(config, embed, layers, norm, head)
+def load_mamba_hybrid(config: ModelConfig, load: ParameterLoader, progress: Progress) -> Decoder:
+    mamba = config.mamba
+    if mamba is None or config.mlp_bias:
+        raise UnsupportedModelError(
+            f"{config.model_type} needs state-space layers, and feed-forward layers without biases; "
+            "use another checkpoint"
+        )
+    rope = _load_rope(config, load)
+    return load_decoder(config, load, progress, lambda i: _load_layer(config, mamba, load, i, rope))
 
 
 def _load_rope(config: ModelConfig, load: ParameterLoader) -> Rope | None:

@@ -1,41 +1,32 @@
-"""Which class runs which model_type, and the one function that builds a model from a checkpoint.
+"""Which family runs which model_type, and the one function that builds a model from a checkpoint.
 
 A new family is a file beside this one and a line in MODELS; nothing else in the tree lists model types.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
-from octavo.backends.ops import Backend, Model, WeightDtype
-from octavo.core.kv_spec import KVCacheSpec
+from octavo.backends.ops import Backend, WeightDtype
 from octavo.errors import UnsupportedModelError
 from octavo.models.config import ModelConfig
-from octavo.models.gemma3 import Gemma3
+from octavo.models.decoder import Decoder, Progress
+from octavo.models.gemma3 import load_gemma3
 from octavo.models.layers import ParameterLoader, TensorSource
-from octavo.models.llama import Llama, Progress
-from octavo.models.mamba_hybrid import MambaHybrid
+from octavo.models.llama import load_llama
+from octavo.models.mamba_hybrid import load_mamba_hybrid
 
+Load = Callable[[ModelConfig, ParameterLoader, Progress], Decoder]
 
-class CausalModel(Model, Protocol):
-    """A Model that says which cache its layers need."""
-
-    config: ModelConfig
-
-    def kv_specs(self) -> list[KVCacheSpec]:
-        """One per layer; compile it with the layout group_layers() makes of them."""
-        ...
-
-
-MODELS: dict[str, type[Llama] | type[Gemma3] | type[MambaHybrid]] = {
-    "bamba": MambaHybrid,
-    "gemma2": Gemma3,
-    "gemma3": Gemma3,
-    "llama": Llama,  # Llama 2 and 3, SmolLM, and all that share their layout
-    "mamba2": MambaHybrid,
-    "mistral": Llama,
-    "qwen2": Llama,
-    "qwen3": Llama,
+MODELS: dict[str, Load] = {
+    "bamba": load_mamba_hybrid,
+    "gemma2": load_gemma3,
+    "gemma3": load_gemma3,
+    "llama": load_llama,  # Llama 2 and 3, SmolLM, and all that share their layout
+    "mamba2": load_mamba_hybrid,
+    "mistral": load_llama,
+    "qwen2": load_llama,
+    "qwen3": load_llama,
 }
 
 
@@ -45,19 +36,19 @@ def build_model(
     backend: Backend,
     weight_dtype: WeightDtype,
     progress: Progress | None = None,
-) -> CausalModel:
+) -> Decoder:
     """Read every tensor once and pack it for `backend`; the float32 copies are gone when this returns.
 
     `progress(done, total)` is called after each part. Raises UnsupportedModelError for a model_type or a
     variant without code here, and whatever ModelError the checkpoint raises for a bad tensor.
     """
-    model_class = MODELS.get(config.model_type)
-    if model_class is None:
+    load = MODELS.get(config.model_type)
+    if load is None:
         raise UnsupportedModelError(
             f"model type {config.model_type!r} is not supported; supported are: {', '.join(sorted(MODELS))}"
         )
     loader = ParameterLoader(checkpoint, backend, weight_dtype)
-    return model_class.load(config, loader, progress or _ignore)
+    return load(config, loader, progress or _ignore)
 
 
 def _ignore(done: int, total: int) -> None:
