@@ -231,3 +231,25 @@ def test_cancelling_at_a_random_moment_leaves_nothing(monkeypatch, seed):
         if len(alive) > 3:
             num_cancelled += engine.abort(alive.pop(rng.randrange(len(alive))))
     drain(engine)
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
+def test_disk_that_fails_costs_a_recomputation_and_a_warning(monkeypatch, tmp_path, caplog, direction):
+    undisturbed = run(make_engine(GOLDEN / "tiny" / "llama"), REQUESTS)
+    options = {"preemption_mode": "swap", "swap_space_bytes": 1 << 24, "swap_dir": str(tmp_path)}
+    engine = make_engine(GOLDEN / "tiny" / "llama", monkeypatch, prefix_caching=False, **options)
+    calls = 0
+    real = getattr(engine.executor._swap_store, direction)
+
+    def failing(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls % 7 == 3:
+            raise OSError(5, "Input/output error")
+        return real(*args)
+
+    monkeypatch.setattr(engine.executor._swap_store, direction, failing)
+    assert run(engine, REQUESTS) == undisturbed
+    assert engine.scheduler.counters.num_preemptions_swap > 0
+    assert engine.scheduler.counters.num_recomputed_tokens > 0
+    assert "swap space failed ([Errno 5] Input/output error): the requests are recomputed" in caplog.text

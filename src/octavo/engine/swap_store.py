@@ -39,7 +39,8 @@ class MemoryStore:
         self._blocks[swap_id] = data
 
     def read(self, swap_id: int) -> Bytes:
-        return self._blocks[swap_id]
+        block: Bytes = self._blocks[swap_id]
+        return block
 
 
 class FileStore:
@@ -57,7 +58,7 @@ class FileStore:
         self._block_bytes = block_bytes
 
     def write(self, swap_id: int, data: Bytes) -> None:
-        view = memoryview(data)
+        view = data.data
         offset = swap_id * self._block_bytes
         while view:
             written = os.pwrite(self._fd, view, offset)
