@@ -27,7 +27,8 @@ class Applier:
             seq.num_computed_tokens = piece.end
             self._counters.num_computed_tokens += piece.num_tokens
             self._book.allocator.commit(piece.seq_id, seq.token_ids, piece.end)
-            _keep_prompt_logprobs(seq, piece, result)
+            if piece.prompt_logprobs:
+                _keep_prompt_logprobs(seq, piece, result)
             if piece.num_candidates:
                 outputs += self._take_candidates(request, seq, result)
             else:

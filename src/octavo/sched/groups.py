@@ -74,6 +74,9 @@ def blocks_to_start(request: Request, allocator: KVAllocator) -> int:
 
 def blocks_promised(request: Request, allocator: KVAllocator) -> int:
     """Blocks its known tokens will need beyond those it holds."""
+    if len(request.live) == 1 and request.live[0].is_started:
+        seq = request.live[0]
+        return allocator.blocks_missing(seq.seq_id, seq.num_tokens) if seq.gap > 1 else 0
     growing = sum(
         allocator.blocks_missing(s.seq_id, s.num_tokens) for s in request.live if s.is_started and s.gap > 1
     )

@@ -27,10 +27,6 @@ class PlanBuilder:
         """As many of `wanted` tokens as are left."""
         return min(wanted, self.num_left)
 
-    def add(self, slices: list[SequenceSlice], copies: list[CopyBlock]) -> None:
-        self.slices += slices
-        self.copies += copies
-
     def build(self, step: int, finished: list[SeqId]) -> StepPlan:
         return StepPlan(
             step=step,

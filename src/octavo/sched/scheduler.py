@@ -10,10 +10,10 @@ the latest gives way, and it comes back before anyone newer.
 
 from __future__ import annotations
 
-from octavo.core.allocator import KVAllocator, Match, SwapAllocator
+from octavo.core.allocator import Growth, KVAllocator, Match, SwapAllocator
 from octavo.core.block import SeqId
 from octavo.core.request import Request, RequestStatus, Sequence
-from octavo.core.step import CopyBlock, SequenceSlice, StepPlan, StepResult
+from octavo.core.step import SequenceSlice, StepPlan, StepResult
 from octavo.errors import ContextLengthError
 from octavo.sched.apply import Applier
 from octavo.sched.beams import finish_beams
@@ -206,6 +206,8 @@ class Scheduler:
 
     def _schedule(self, request: Request) -> bool:
         """Add the request's slices to the plan; False, with none added, when blocks are short."""
+        if len(request.live) == 1 and request.beam is None and request.live[0].is_started:
+            return self._schedule_one(request, request.live[0])
         builder = self._builder
         self._start_forks(request)
         if request.beam is not None and self._beams_must_wait(request):
@@ -221,24 +223,40 @@ class Scheduler:
         if growths is None:
             builder.num_left = before
             return False
-        slices: list[SequenceSlice] = []
-        copies: list[CopyBlock] = []
         for (seq, end), growth in zip(ends, growths, strict=True):
-            copies += growth.copies
-            draws = end == seq.num_tokens
-            slices.append(
-                SequenceSlice(
-                    seq_id=seq.seq_id,
-                    start=seq.num_computed_tokens,
-                    token_ids=tuple(seq.token_ids[seq.num_computed_tokens : end]),
-                    table_writes=growth.table_writes,
-                    sample_for=self._sample_for(request, seq) if draws and request.beam is None else (),
-                    num_candidates=request.beam.num_candidates if draws and request.beam is not None else 0,
-                    prompt_logprobs=_wants_prompt_logprobs(request, seq),
-                )
-            )
-        builder.add(slices, copies)
+            self._add_slice(request, seq, end, growth)
         return True
+
+    def _schedule_one(self, request: Request, seq: Sequence) -> bool:
+        """The same for a request that is one sequence, as most are."""
+        start = seq.num_computed_tokens
+        end = start + self._builder.take(len(seq.token_ids) - start)
+        end = self.allocator.chunk_end(start, end)
+        if end == start:
+            return True
+        growth = self.allocator.grow(seq.seq_id, end)
+        if growth is None:
+            return False
+        self._builder.num_left -= end - start
+        self._add_slice(request, seq, end, growth)
+        return True
+
+    def _add_slice(self, request: Request, seq: Sequence, end: int, growth: Growth) -> None:
+        start = seq.num_computed_tokens
+        draws = end == len(seq.token_ids)
+        beam = request.beam
+        self._builder.slices.append(
+            SequenceSlice(
+                seq_id=seq.seq_id,
+                start=start,
+                token_ids=tuple(seq.token_ids[start:end]),
+                table_writes=growth.table_writes,
+                sample_for=self._sample_for(request, seq) if draws and beam is None else (),
+                num_candidates=beam.num_candidates if draws and beam is not None else 0,
+                prompt_logprobs=_wants_prompt_logprobs(request, seq),
+            )
+        )
+        self._builder.copies += growth.copies
 
     def _beams_must_wait(self, request: Request) -> bool:
         """Beams move on together or not at all."""
@@ -278,6 +296,8 @@ class Scheduler:
 
     def _admit_waiting(self, promised: int) -> None:
         """Admit in order of arrival while all of the next request's known tokens fit beside the rest."""
+        if not len(self.waiting):
+            return
         num_seqs = sum(_num_seqs(r) for r in self.running)
         while (request := self.waiting.head()) is not None and self._builder.num_left:
             first = request.live[0]
