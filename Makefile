@@ -4,6 +4,7 @@
 #   make test    set up, build, run all tests
 #   make check   formatting, lint, types, import rule, size budgets
 #   make bench   measurements, printed and written to build/bench
+#   make bench-peers   the same requests on Octavo and on OpenVINO GenAI, in one run
 #   make clean   remove what these made
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.octavo
 NATIVE := CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: serve test check format bench clean build
+.PHONY: serve test check format bench bench-peers clean build help
 .DEFAULT_GOAL := help
 
 help:
@@ -41,6 +42,9 @@ format: $(STAMP)-dev
 
 bench: build
 	$(BIN)/python bench/run.py $(ARGS)
+
+bench-peers: $(STAMP)-dev
+	$(BIN)/python bench/peers.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

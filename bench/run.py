@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
 
+from load import requests
 from rich.console import Console
 from rich.table import Table
 
@@ -32,7 +33,6 @@ from octavo.weights import hub
 from octavo.weights.loader import open_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
-WORDS = Path(__file__).with_name("words.txt").read_text().split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,9 @@ class Row:
     schedule_share: float | None = None  # scheduling and bookkeeping, of the time in steps
 
 
-def requests(tokenizer: Tokenizer, count: int, seed: int) -> Iterator[GenerateRequest]:
-    rng = random.Random(seed)
-    for i in range(count):
-        text = " ".join(rng.choice(WORDS) for _ in range(rng.randint(20, 300)))
-        params = SamplingParams(max_tokens=rng.randint(16, 200), temperature=0.0, ignore_eos=True)
+def encoded(tokenizer: Tokenizer, count: int, seed: int) -> Iterator[GenerateRequest]:
+    for i, (text, max_tokens) in enumerate(requests(count, seed)):
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
         yield GenerateRequest(f"{seed}-{i}", tokenizer.encode(text), params)
 
 
@@ -159,9 +157,9 @@ def main() -> None:
     begin = monotonic()
     engine = build_engine(config, path)
     console.print(f"loaded in {monotonic() - begin:.1f} s: " + "; ".join(engine.info.report))
-    closed_loop(engine, requests(tokenizer, 2, seed=99), 2)  # warm up
+    closed_loop(engine, encoded(tokenizer, 2, seed=99), 2)  # warm up
     rows = [
-        closed_loop(engine, requests(tokenizer, max(6, 4 * c), seed=c), c)
+        closed_loop(engine, encoded(tokenizer, max(6, 4 * c), seed=c), c)
         for c in map(int, args.concurrency.split(","))
     ]
     rows += [prefill(engine, n, seed=n) for n in map(int, args.prefill.split(","))]

@@ -15,6 +15,7 @@ import json
 import random
 from pathlib import Path
 
+from load import WORDS
 from rich.console import Console
 from rich.table import Table
 
@@ -28,7 +29,6 @@ from octavo.weights import hub
 from octavo.weights.loader import open_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
-WORDS = Path(__file__).with_name("words.txt").read_text().split()
 LENGTHS = {"Alpaca": (19.3, 58.5), "ShareGPT": (161.3, 338.0)}  # mean prompt and output tokens
 SPREAD = 1.0  # sigma of the lognormal
 

@@ -216,6 +216,8 @@ void bind_program(nb::module_& m) {
       .def("softcap", &Program::softcap, nb::arg("x"), nb::arg("cap"), nb::arg("out"))
       .def("rms_norm", &Program::rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("out"),
            nb::keep_alive<1, 3>())
+      .def("rms_norm_quantize", &Program::rms_norm_quantize, nb::arg("x"), nb::arg("weight"), nb::arg("eps"),
+           nb::arg("out"), nb::arg("quant_offset"), nb::keep_alive<1, 3>())
       .def("head_norm", &Program::head_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::keep_alive<1, 3>())
       .def("rope_table", &Program::rope_table, nb::arg("rope"), nb::arg("out"), Keep())
       .def("rope", &Program::rope, nb::arg("x"), nb::arg("table"), nb::arg("head_size"))

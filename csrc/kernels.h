@@ -133,6 +133,9 @@ struct Kernels {
   void (*matmul_f32)(const MatrixF32& m, const View& a, int rows, const Epilogue& e, Worker w);
   // norm_rope.inl
   void (*rms_norm)(const View& x, const float* weight, float eps, int rows, const View& y, Worker w);
+  // The same, and y in its quantised form as well.
+  void (*rms_norm_quantize)(const View& x, const float* weight, float eps, int rows, const View& y, const QuantRows& q,
+                            Worker w);
   void (*head_norm)(const View& x, const float* weight, float eps, int head_size, int rows, Worker w);
   // out [rows][2 * half]: cos, then sin, of position * frequency, each times `scale`. Once a step.
   void (*rope_table)(const float* frequencies, int half, float scale, const int32_t* positions, int rows,

@@ -25,15 +25,23 @@ inline void quantize_group(const float* x, int count, int8_t* q, float* scale, i
   const bool is_finite = poison == 0.0f;
   const float inverse = is_finite && largest >= kTinyGroup ? 127.0f / largest : 0.0f;
   i32x16 sum_lanes = broadcast(int32_t{0});
-  int32_t wide[kQuantGroup];
   for (int i = 0; i < kVecs; ++i) {
     const i32x16 rounded = round_to_int((is_finite ? values[i] : zero()) * broadcast(inverse));
     sum_lanes = sum_lanes + rounded;
-    store(wide + 16 * i, rounded);
+    store_int8(q + 16 * i, rounded);
   }
-  for (int i = 0; i < kQuantGroup; ++i) q[i] = static_cast<int8_t>(wide[i]);
   *scale = inverse != 0.0f ? largest / 127.0f : poison;
   *sum = reduce_add(sum_lanes);
+}
+
+inline void quantize_row(const float* x, int width, int64_t row, const QuantRows& out) {
+  const int groups = (width + kQuantGroup - 1) / kQuantGroup;
+  for (int g = 0; g < groups; ++g) {
+    const int start = g * kQuantGroup;
+    const int64_t unit = row * groups + g;
+    quantize_group(x + start, width - start < kQuantGroup ? width - start : kQuantGroup, out.q + unit * kQuantGroup,
+                   out.scale + unit, out.sum + unit);
+  }
 }
 
 inline void quantize_rows(const View& x, int rows, const QuantRows& out, Worker w) {

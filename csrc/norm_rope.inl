@@ -30,6 +30,15 @@ static void rms_norm(const View& x, const float* weight, float eps, int rows, co
   }
 }
 
+static void rms_norm_quantize(const View& x, const float* weight, float eps, int rows, const View& y,
+                              const QuantRows& q, Worker w) {
+  const Range mine = range_of(rows, w);
+  for (int64_t row = mine.begin; row < mine.end; ++row) {
+    norm_row(x.data + row * x.ld, weight, eps, x.width, y.data + row * y.ld);
+    quantize_row(y.data + row * y.ld, x.width, row, q);
+  }
+}
+
 static void head_norm(const View& x, const float* weight, float eps, int head_size, int rows, Worker w) {
   const int heads = x.width / head_size;
   const Range mine = range_of(int64_t{rows} * heads, w);

@@ -133,6 +133,14 @@ void Program::rms_norm(Slot x, const VectorParameter& weight, float eps, Slot ou
              const Step& s, Worker w) { k->rms_norm(a, p, eps, s.rows, to, w); });
 }
 
+void Program::rms_norm_quantize(Slot x, const VectorParameter& weight, float eps, Slot out, int64_t quant_offset) {
+  require(x.width == weight.size && out.width == weight.size, "rms_norm: x, weight and out must have the same width");
+  append([k = kernels_, a = view(x, "x"), p = weight.data.as<float>(), eps, to = view(out, "out"),
+          q = quant_rows(quant_offset, out.width)](const Step& s, Worker w) {
+    k->rms_norm_quantize(a, p, eps, s.rows, to, q, w);
+  });
+}
+
 void Program::head_norm(Slot x, const VectorParameter& weight, float eps) {
   require(weight.size > 0 && x.width % weight.size == 0, "head_norm: the width must be a multiple of the weight's");
   append([k = kernels_, a = view(x, "x"), p = weight.data.as<float>(), eps, size = weight.size](

@@ -101,6 +101,8 @@ class Program {
   void add(Slot x, Slot y, Slot out);
   void softcap(Slot x, float cap, Slot out);
   void rms_norm(Slot x, const VectorParameter& weight, float eps, Slot out);
+  // The same, with the quantised form of `out` in one pass.
+  void rms_norm_quantize(Slot x, const VectorParameter& weight, float eps, Slot out, int64_t quant_offset);
   void head_norm(Slot x, const VectorParameter& weight, float eps);
   void rope_table(const RopeParameter& rope, Slot out);
   void rope(Slot x, Slot table, int head_size);

@@ -244,10 +244,14 @@ OCTAVO_INLINE float reduce_max(f32x16 a) {
   return even > odd ? even : odd;
 }
 OCTAVO_INLINE int32_t reduce_add(i32x16 a) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32((__m512i)a.v[0]);
+#else
   int32_t x[16], sum = 0;
   store(x, a);
   for (int i = 0; i < 16; ++i) sum += x[i];
   return sum;
+#endif
 }
 
 // ---- half precision ---------------------------------------------------------------------------------------

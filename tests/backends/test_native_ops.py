@@ -131,6 +131,24 @@ def test_a_row_does_not_depend_on_the_others_or_the_threads(rows_runner, case, i
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("num_rows", ROWS)
+def test_norm_quantised_in_its_own_pass_equals_two_passes(rows_runner, num_rows, isa):
+    backend = NativeBackend(2, isa)
+    matrix = backend.matrix(array(180, 180, seed=6), "int8")
+
+    def one_pass(ops, x):
+        normed = norm(backend, ops, x)
+        return ops.add(ops.linear(normed, matrix), normed)
+
+    def two_passes(ops, x):
+        normed = norm(backend, ops, x)
+        return ops.add(ops.linear(ops.scale(normed, 1.0), matrix), normed)
+
+    x = array(num_rows, 180)
+    np.testing.assert_array_equal(rows_runner(backend, x, one_pass), rows_runner(backend, x, two_passes))
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_nan_stays_in_its_row(rows_runner, isa, dtype):
     backend = NativeBackend(2, isa)

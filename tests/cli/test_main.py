@@ -18,7 +18,7 @@ from octavo.cli.app import app
 from octavo.config import DEFAULT_MODEL, EngineConfig
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.llm import CompletionOutput, RequestOutput
-from octavo.errors import EngineError, ModelNotFoundError
+from octavo.errors import EngineError, ModelNotFoundError, RequestError
 from octavo.models.registry import MODELS
 from octavo.sampling.validate import check
 from octavo.text.output import TextDelta, Usage
@@ -49,6 +49,9 @@ class FakeLLM:
     def __init__(self, model: str, **options: Any) -> None:
         self.made.append((model, options))
 
+    def check(self, params: SamplingParams) -> None:
+        check(params, vocab_size=1000, max_logprobs=0)
+
     def chat_prompt(self, messages: list[dict[str, Any]]) -> list[int]:
         return [len(m["content"]) for m in messages]
 
@@ -64,7 +67,7 @@ class FakeLLM:
 
     def generate(self, prompts: Any, params: SamplingParams) -> list[RequestOutput]:
         self.params = params
-        check(params, vocab_size=1000, max_logprobs=0)
+        self.check(params)
         scores = [None, -0.25] if params.beam_width is None else [-0.25, -0.5]
         choices = [CompletionOutput(i, f"answer {i}", score=scores[i]) for i in range(params.n)]
         return [RequestOutput(prompts[0], [1], choices, Usage(1, 5))]
@@ -250,7 +253,7 @@ def test_generate_lists_several_answers(capsys: pytest.CaptureFixture[str], fake
 def test_generate_ignores_no_flag_silently(
     capsys: pytest.CaptureFixture[str], fake_llm: Any, flags: str, name: str
 ) -> None:
-    assert run("generate", "hello", *flags.split()) == 1
+    assert run("generate", "hello", *flags.split()) == 2
     assert f"octavo: error: {name} is " in capsys.readouterr().err
 
 
@@ -263,6 +266,27 @@ def test_generate_and_chat_take_a_swap_space(
     assert run("chat", *flags) == 0
     swap = {"preemption_mode": "recompute", "swap_space_bytes": 2**20, "swap_dir": "/swap"}
     assert [made[1] for made in fake_llm.made] == [LLM_OPTIONS | swap] * 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [(("--top-p", "7"), "top_p is 7.0"), (("--system", "no template"), "the model has no chat template")],
+)
+def test_chat_says_what_cannot_work_before_anybody_types(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    fake_llm: type[FakeLLM],
+    flags: tuple[str, ...],
+    message: str,
+) -> None:
+    def refuse(self: FakeLLM, messages: list[dict[str, Any]]) -> list[int]:
+        assert messages[0] == {"role": "system", "content": "no template"}
+        raise RequestError("the model has no chat template")
+
+    monkeypatch.setattr(fake_llm, "chat_prompt", refuse)
+    monkeypatch.setattr("octavo.cli.conversation.Conversation.run", lambda self: pytest.fail("it began"))
+    assert run("chat", *flags) == 2
+    assert f"octavo: error: {message}" in capsys.readouterr().err
 
 
 def test_generate_refuses_an_empty_prompt(capsys: pytest.CaptureFixture[str], fake_llm: Any) -> None:
@@ -283,7 +307,13 @@ def test_models_lists_the_cache(
     file = tmp_path / "x.gguf"
     file.write_bytes(b"x" * 2048)
     ModelCache(tmp_path).add("hf:a/b", file, None)
+    ModelCache(tmp_path).add(DEFAULT_MODEL, file, None)
     assert run("models") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == [f"{'2.0 KiB':>10}  hf:a/b", f"{'':12}{file}"]
+    assert lines[:4] == [
+        f"{'2.0 KiB':>10}  hf:a/b",
+        f"{'':12}{file}",
+        f"{'2.0 KiB':>10}  smollm2",
+        f"{'':12}{file}",
+    ]
     assert lines[-1] == "Architectures that load: " + ", ".join(sorted(MODELS))

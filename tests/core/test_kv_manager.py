@@ -146,6 +146,24 @@ def test_growing_to_the_same_length_writes_nothing(make_manager):
     assert ids(manager, 1) == [0, 1]
 
 
+def test_forked_sequence_learns_its_table_once_even_if_it_needs_no_block(make_manager):
+    manager = make_manager(num_blocks=4)
+    manager.admit(0)
+    manager.grow(0, 8)
+    manager.fork(0, 1)
+    assert manager.grow(1, 8).table_writes == (TableWrite(0, 0, (0, 1)),)
+    assert manager.grow(1, 8).table_writes == ()
+
+
+def test_sequence_cannot_shrink_within_its_last_block(make_manager):
+    manager = make_manager(num_blocks=4)
+    manager.admit(0)
+    manager.grow(0, 7)
+    with pytest.raises(AssertionError, match="sequence 0 cannot shrink to 6"):
+        manager.grow(0, 6)
+    assert manager.stats().num_slots_filled == 7
+
+
 def test_admitting_twice_is_refused(make_manager):
     manager = make_manager(num_blocks=4)
     manager.admit(0)

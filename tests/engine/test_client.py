@@ -115,6 +115,18 @@ def test_killed_engine_fails_the_running_requests_and_is_seen():
     run(test)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_leaves_the_end_to_the_server(number: signal.Signals):
+    """A supervisor's SIGTERM reached the engine too, and the server ended with an error instead of 0."""
+
+    async def test() -> None:
+        async with running_engine() as (engine, _):
+            os.kill(engine.pid, number)
+            assert len(await collect(engine, "a", [1, 2, 3])) == 8
+
+    run(test)
+
+
 def test_engine_process_ends_when_its_client_is_gone():
     async def test() -> None:
         async with running_engine() as (engine, _):

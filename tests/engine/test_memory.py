@@ -76,6 +76,35 @@ def test_more_memory_than_is_free_is_refused(monkeypatch):
         plan(kv_cache_memory_bytes=200 * MIB)
 
 
+def test_override_beyond_what_is_free_is_refused(monkeypatch):
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 100 * MIB)
+    with pytest.raises(ConfigError, match="--num-blocks-override 300 takes 105 MiB and 100 MiB are free"):
+        plan(num_blocks_override=300)
+
+
+def swap_blocks(**options):
+    config = dataclasses.replace(EngineConfig(), num_blocks_override=100, **options)
+    return memory.plan_swap_blocks(config, plan(num_blocks_override=100))
+
+
+def test_swap_space_is_cut_into_whole_blocks():
+    assert swap_blocks() == 0
+    assert swap_blocks(swap_space_bytes=64 * MIB) == 64 * MIB // 368_640
+
+
+def test_swap_space_smaller_than_a_block_is_refused():
+    with pytest.raises(ConfigError, match="--swap-space of 1,024 bytes holds no block.* takes 368,640 bytes"):
+        swap_blocks(swap_space_bytes=1024)
+
+
+def test_swap_space_beyond_what_the_pool_leaves_is_refused_unless_it_is_on_disk(monkeypatch):
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 100 * MIB)
+    assert swap_blocks(swap_space_bytes=64 * MIB) == 182
+    with pytest.raises(ConfigError, match="asks for 70 MiB and the KV cache leaves 65 MiB.*--swap-dir"):
+        swap_blocks(swap_space_bytes=70 * MIB)
+    assert swap_blocks(swap_space_bytes=1000 * MIB, swap_dir="/swap") == 2844
+
+
 def test_report_is_words_with_numbers():
     lines = plan(num_blocks_override=1820).report()
     assert lines[0] == "weights 200 MiB, KV cache 1,820 blocks of 16 = 29,120 tokens, 640 MiB of fp16"

@@ -58,5 +58,13 @@ def test_folder_that_cannot_be_written_is_a_configuration_error(tmp_path: Path):
         make_store(str(tmp_path / "missing"), 5, 1000)
 
 
+def test_file_is_closed_with_its_store(tmp_path: Path):
+    before = len(os.listdir("/proc/self/fd"))
+    store = FileStore(tmp_path, 5, 1000)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    del store
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_no_blocks_no_store():
     assert make_store(None, 0, 1000) is None

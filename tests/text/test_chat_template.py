@@ -111,14 +111,16 @@ def test_raise_exception_is_the_template_s_own_message():
 def test_a_malformed_template_stops_the_chat_with_its_line():
     template = ChatTemplate("line\n{% if %}")
     for _ in range(2):
-        with pytest.raises(RequestError, match="malformed .line 2:.*use /v1/completions"):
+        with pytest.raises(RequestError, match="malformed .line 2:.*/v1/completions, octavo generate --raw"):
             template.render(USER)
 
 
-def test_no_template_names_the_other_endpoint():
+def test_no_template_names_the_ways_around_it():
     template = ChatTemplate(None)
     assert not template.exists
-    with pytest.raises(RequestError, match="no chat template; use /v1/completions"):
+    with pytest.raises(
+        RequestError, match="no chat template; send a plain prompt ./v1/completions, octavo generate --raw"
+    ):
         template.render(USER)
 
 

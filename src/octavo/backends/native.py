@@ -76,7 +76,7 @@ class NativeBackend:
             )
         self.num_threads = default_num_threads() if num_threads is None else num_threads
         if not 1 <= self.num_threads <= 1024:
-            raise ConfigError(f"num_threads {num_threads} must be between 1 and 1024")
+            raise ConfigError(f"--threads {num_threads} must be between 1 and 1024")
         self.num_weight_bytes = 0
         self._pool = _native.thread_pool(self.num_threads)
 

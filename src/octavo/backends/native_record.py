@@ -35,6 +35,23 @@ class Value:
         return self.columns.slot
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Norm:
+    """An rms_norm just recorded. What is quantised at once is quantised in the same pass."""
+
+    instruction: Instruction
+    x: Value
+    weight: _native.Vector
+    eps: float
+    out: Value
+
+    def quantising(self, quantised: Columns) -> Instruction:
+        def emit(p: _native.Program) -> None:
+            p.rms_norm_quantize(self.x.slot, self.weight, self.eps, self.out.slot, quantised.buffer.offset)
+
+        return Instruction(emit, self.instruction.reads, (*self.instruction.writes, quantised))
+
+
 class Recorder:
     """Implements Ops. `rows` is the most rows the part being recorded can have."""
 
@@ -43,6 +60,7 @@ class Recorder:
         self._layout = layout
         self._rows = rows
         self._quantised: dict[Value, Columns] = {}
+        self._last_norm: _Norm | None = None
         self._rope_tables: dict[_native.Rope, Value] = {}
         self._scratch = Columns(Buffer(0))
         self._storages = [Columns(Buffer(0)) for _ in range(layout.num_storages)]
@@ -70,6 +88,7 @@ class Recorder:
     def rms_norm(self, x: Value, weight: _native.Vector, eps: float) -> Value:
         out = self._new(x.width)
         self._append(lambda p: p.rms_norm(x.slot, weight, eps, out.slot), (x,), (out,))
+        self._last_norm = _Norm(self.instructions[-1], x, weight, eps, out)
         return out
 
     def linear(
@@ -231,8 +250,12 @@ class Recorder:
         if quantised is None:
             quantised = Columns(Buffer(_native.quant_floats(self._rows, x.width)))
             self._quantised[x] = quantised
-            offset = quantised.buffer
-            self._append(lambda p: p.quantize(x.slot, offset.offset), (x,), (), (), (quantised,))
+            norm = self._last_norm
+            if norm is not None and norm.out is x and norm.instruction is self.instructions[-1]:
+                self.instructions[-1] = norm.quantising(quantised)
+            else:
+                offset = quantised.buffer
+                self._append(lambda p: p.quantize(x.slot, offset.offset), (x,), (), (), (quantised,))
         return quantised
 
     def _new(self, width: int) -> Value:

@@ -1,7 +1,7 @@
 """The `octavo` command. One file per subcommand; what they need is imported when they run, so that
 `octavo --help` is quick. Every error is one line on standard error:
 
-    exit code 0  done        1  it failed        2  wrong usage or configuration        130  Ctrl-C
+    exit code 0  done        1  it failed        2  wrong usage, configuration or request        130  Ctrl-C
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from octavo.errors import ConfigError, OctavoError
+from octavo.errors import ConfigError, OctavoError, RequestError
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -28,7 +28,7 @@ def _run(arguments: list[str]) -> int:
         code = app(arguments, prog_name="octavo", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except OctavoError as error:
-        return _fail(str(error), 2 if isinstance(error, ConfigError) else 1)
+        return _fail(str(error), 2 if isinstance(error, ConfigError | RequestError) else 1)
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except BrokenPipeError:  # the reader of a pipe went away: nothing is left to say, not even at exit

@@ -43,4 +43,8 @@ def chat(
             swap_space_bytes=options.parse_swap_space(swap_space),
             swap_dir=swap_dir,
         )
+    opening = [{"role": "system", "content": system}] if system else []
+    # What cannot work is said before anybody types.
+    llm.check(params)
+    llm.chat_prompt([*opening, {"role": "user", "content": "?"}])
     Conversation(llm, params, console, system).run()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def generate(
-    text: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The prompt; - reads it from standard input.")],
     model: options.ModelOption = DEFAULT_MODEL,
     is_chat: Annotated[
         bool,

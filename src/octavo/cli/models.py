@@ -12,11 +12,12 @@ def models() -> None:
     from octavo.models.registry import MODELS
     from octavo.weights.hub import ALIASES, list_cached
 
+    short_names = {name: alias for alias, name in ALIASES.items() if alias}
     cached = list_cached()
     if not cached:
         typer.echo("No model has been downloaded yet; octavo serve fetches the default one.")
     for model in cached:
-        typer.echo(f"{format_size(model.bytes):>10}  {model.name}\n{'':12}{model.path}")
-    short_names = ", ".join(sorted(alias for alias in ALIASES if alias))
-    typer.echo(f"Short names: {short_names}")
+        short = short_names.get(model.name)
+        typer.echo(f"{format_size(model.bytes):>10}  {short or model.name}\n{'':12}{model.path}")
+    typer.echo(f"Short names: {', '.join(sorted(short_names.values()))}")
     typer.echo(f"Architectures that load: {', '.join(sorted(MODELS))}")

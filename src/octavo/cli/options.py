@@ -82,7 +82,8 @@ KVCacheMemory = Annotated[
 NumBlocksOverride = Annotated[
     int | None,
     typer.Option(
-        help="Exactly this many blocks, whatever the memory; to try out preemption.", rich_help_panel=_ENGINE
+        help="Exactly this many blocks, however much memory is free; to try out preemption.",
+        rich_help_panel=_ENGINE,
     ),
 ]
 WeightDtypeOption = Annotated[

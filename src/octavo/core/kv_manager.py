@@ -25,6 +25,7 @@ from octavo.core.stats import CacheStats
 from octavo.core.step import CopyBlock, TableWrite
 
 NOBODY = Tenant()
+_NOTHING_NEW = Growth()
 
 
 @dataclass(slots=True)
@@ -142,6 +143,8 @@ class KVCacheManager:
 
     def grow(self, seq_id: SeqId, num_tokens: int) -> Growth | None:
         self.release_skipped(seq_id)
+        if self._fill_last_blocks(seq_id, num_tokens):
+            return _NOTHING_NEW
         if self.blocks_missing(seq_id, num_tokens) > self.pool.num_free:
             return None
         writes: list[TableWrite] = []
@@ -156,6 +159,9 @@ class KVCacheManager:
         return Growth(tuple(writes), tuple(copies))
 
     def grow_all(self, targets: Sequence[tuple[SeqId, int]]) -> tuple[Growth, ...] | None:
+        if len(targets) == 1:
+            only = self.grow(*targets[0])
+            return None if only is None else (only,)
         for seq_id, _ in targets:
             self.release_skipped(seq_id)
         if self._missing_together(targets) > self.pool.num_free:
@@ -257,6 +263,20 @@ class KVCacheManager:
         for _, block_id in table.held:
             self.pool.share(block_id)
         return BlockTable(self.block_size, list(table.block_ids), table.num_tokens, table.num_skipped)
+
+    def _fill_last_blocks(self, seq_id: SeqId, num_tokens: int) -> bool:
+        """Count the slots up to `num_tokens` as filled if each table has them in a block that it need not share,
+        as in most steps. False, with nothing changed, if not."""
+        tables = self.tables[seq_id]
+        for table in tables:
+            has_slots = table.num_tokens <= num_tokens <= len(table.block_ids) * self.block_size
+            if not has_slots or table.num_sent < len(table.block_ids) or self._copy_needed(table, num_tokens):
+                return False
+        for table in tables:
+            if table.block_ids and table.block_ids[-1] is not None:
+                self._num_slots_filled += num_tokens - table.num_tokens
+            table.num_tokens = num_tokens
+        return True
 
     def _extend(self, table: BlockTable, spec: KVCacheSpec, num_tokens: int) -> None:
         """Take the blocks up to `num_tokens` and count their slots as filled."""

@@ -16,7 +16,7 @@ from octavo.core.kv_manager import KVCacheManager
 from octavo.core.kv_swap import SwapSpace
 from octavo.engine.engine import Engine
 from octavo.engine.executor import Executor
-from octavo.engine.memory import MemoryPlan, plan_memory, resolve_max_model_len
+from octavo.engine.memory import MemoryPlan, plan_memory, plan_swap_blocks, resolve_max_model_len
 from octavo.engine.messages import Ready
 from octavo.engine.swap_store import make_store
 from octavo.errors import ConfigError
@@ -103,7 +103,7 @@ def assemble(
         max_chunk=config.max_num_batched_tokens,
         prefix_caching=config.prefix_caching,
     )
-    num_swap_blocks = config.swap_space_bytes // plan.block_bytes
+    num_swap_blocks = plan_swap_blocks(config, plan)
     scheduler = Scheduler(
         SchedulerConfig(
             config.max_num_batched_tokens, config.max_num_seqs, max_model_len, config.preemption_mode

@@ -21,6 +21,7 @@ from octavo.engine.build import assemble, check_config, make_backend
 from octavo.engine.engine import Engine
 from octavo.engine.messages import BlockSnapshot, FinishReason, GenerateRequest, StepStats
 from octavo.errors import ConfigError, EngineError, RequestError
+from octavo.sampling.validate import check
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.output import RequestAssembler, TextDelta, TokenEntry, Usage
 from octavo.text.tokenizer import Tokenizer
@@ -123,6 +124,10 @@ class LLM:
         finally:
             self._abort(running)
         return outputs
+
+    def check(self, params: SamplingParams) -> None:
+        """Raises RequestError when a value is out of range, as generate and stream would."""
+        check(params, vocab_size=self.engine.info.vocab_size, max_logprobs=self.config.max_logprobs)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TextDelta]:
         """The deltas of one prompt as they come. Closing the iterator ends the request."""

@@ -100,10 +100,33 @@ def plan_memory(config: EngineConfig, layout: KVLayout, max_model_len: int, weig
     )
 
 
+def plan_swap_blocks(config: EngineConfig, plan: MemoryPlan) -> int:
+    """How many blocks the swap space holds, before the pool has been filled. Raises ConfigError."""
+    wanted = config.swap_space_bytes
+    if 0 < wanted < plan.block_bytes:
+        raise ConfigError(
+            f"--swap-space of {wanted:,} bytes holds no block: one block of {plan.block_size} tokens takes "
+            f"{plan.block_bytes:,} bytes"
+        )
+    left = max(0, available_memory_bytes() - plan.kv_bytes) if wanted and config.swap_dir is None else wanted
+    if wanted > left:
+        raise ConfigError(
+            f"--swap-space asks for {wanted / MIB:,.0f} MiB and the KV cache leaves {left / MIB:,.0f} MiB: "
+            f"ask for less, or give --swap-dir"
+        )
+    return wanted // plan.block_bytes
+
+
 def _num_blocks(config: EngineConfig, block_bytes: int, useful: int) -> int:
-    if config.num_blocks_override is not None:
-        return config.num_blocks_override
     available = available_memory_bytes()
+    if config.num_blocks_override is not None:
+        if config.num_blocks_override * block_bytes > available:
+            raise ConfigError(
+                f"--num-blocks-override {config.num_blocks_override} takes "
+                f"{config.num_blocks_override * block_bytes / MIB:,.0f} MiB and {available / MIB:,.0f} MiB are "
+                f"free: ask for fewer"
+            )
+        return config.num_blocks_override
     wanted = config.kv_cache_memory_bytes
     if wanted is None:
         return max(1, min(useful, int(available * FREE_SHARE) // block_bytes))

@@ -9,6 +9,7 @@ a Failed, on one line; --debug prints the traceback as well.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -77,8 +78,9 @@ class EngineLoop:
 
 
 def main(fd: int) -> None:
-    # Ctrl-C goes to the whole process group; the server decides when the engine ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C goes to the whole process group, a supervisor's SIGTERM often too; the server decides when to end.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     started = monotonic()
     connection = EngineSocket(socket.socket(fileno=fd))
@@ -90,6 +92,8 @@ def main(fd: int) -> None:
     except Exception as error:
         _give_up(connection, _unexpected("the model could not be loaded", error, config.debug))
     engine.info.report.append(f"loaded in {monotonic() - started:.1f} s")
+    gc.collect()
+    gc.freeze()  # what was loaded stays: the collector need not look at it again between steps
     try:
         connection.send(engine.info)
         EngineLoop(engine, connection).run()

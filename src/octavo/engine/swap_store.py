@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from pathlib import Path
 from typing import Protocol
 
@@ -55,6 +56,7 @@ class FileStore:
             ) from None
         os.unlink(name)
         self._fd = fd
+        weakref.finalize(self, os.close, fd)
         self._block_bytes = block_bytes
 
     def write(self, swap_id: int, data: Bytes) -> None:
@@ -69,9 +71,6 @@ class FileStore:
         if len(data) != self._block_bytes:
             raise OSError(f"swap block {swap_id}: {len(data)} of {self._block_bytes} bytes could be read")
         return np.frombuffer(data, np.uint8)
-
-    def __del__(self) -> None:
-        os.close(self._fd)
 
 
 def make_store(folder: str | None, num_blocks: int, block_bytes: int) -> SwapStore | None:

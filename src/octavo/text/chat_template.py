@@ -26,6 +26,7 @@ from octavo.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 
+_REMEDY = "send a plain prompt (/v1/completions, octavo generate --raw, LLM.generate)"
 _MAX_CHARS = 32 << 20  # characters of a rendered prompt
 _MAX_REPEATS = 1 << 16  # of a string or list by `*`
 _MAX_EXPONENT = 64
@@ -131,9 +132,7 @@ class ChatTemplate:
 
     def _compile(self) -> jinja2.Template:
         if self.source is None:
-            raise RequestError(
-                "the model has no chat template; use /v1/completions with a plain prompt", param="messages"
-            )
+            raise RequestError(f"the model has no chat template; {_REMEDY}", param="messages")
         environment = _Environment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
         )
@@ -144,8 +143,7 @@ class ChatTemplate:
             return environment.from_string(self.source)
         except TemplateSyntaxError as error:
             raise RequestError(
-                f"the model's chat template is malformed (line {error.lineno}: {error.message}); "
-                "use /v1/completions with a plain prompt",
+                f"the model's chat template is malformed (line {error.lineno}: {error.message}); {_REMEDY}",
                 param="messages",
             ) from error
 

@@ -1,0 +1,17 @@
+"""The requests every serving benchmark sends: random words in, a given number of tokens out. Standard library only,
+so that a peer's environment can import it too."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+WORDS = Path(__file__).with_name("words.txt").read_text().split()
+
+
+def requests(count: int, seed: int) -> Iterator[tuple[str, int]]:
+    """(prompt of 20 to 300 words, 16 to 200 output tokens)."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        yield " ".join(rng.choice(WORDS) for _ in range(rng.randint(20, 300))), rng.randint(16, 200)
