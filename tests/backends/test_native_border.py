@@ -251,7 +251,7 @@ def test_a_cache_larger_than_the_address_space_is_a_config_error(function_model)
 def test_backend_options_are_checked(monkeypatch):
     with pytest.raises(ConfigError, match="'sse9' is not available here"):
         NativeBackend(1, "sse9")
-    with pytest.raises(ConfigError, match="num_threads 0"):
+    with pytest.raises(ConfigError, match="--threads 0"):
         NativeBackend(0)
     monkeypatch.setenv("OCTAVO_ISA", "portable")
     assert NativeBackend(1).isa == "portable"
