@@ -100,7 +100,7 @@ async def _run(config: EngineConfig, options: ServeOptions, path: Path, listener
         names = options.served_model_names or (short_name(config.model, path),)
         settings = ServerSettings(
             served_model_names=names,
-            model_root=str(path),
+            model_root=path.name,
             api_key=options.api_key,
             max_logprobs=config.max_logprobs,
         )
