@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -14,6 +15,8 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "check.h"
@@ -53,31 +56,48 @@ Weights weights_of(const AnyArray& weight, const std::optional<AnyArray>& up) {
   return {check::array<float>(weight, "weight", {n, k}), up ? check::array<float>(*up, "up", {n, k}) : nullptr, n, k};
 }
 
+// The codes, scales and lowest values of one grouped matrix; as a tuple, what a gated pair's second is given as.
+using GroupedArrays = std::tuple<AnyArray, AnyArray, std::optional<AnyArray>>;
+
+GroupedWeights::Part part_of(const GroupedArrays& arrays, int n, int k) {
+  const auto& [codes, scale, low] = arrays;
+  const int groups = k / kWeightGroup;
+  return {check::array<uint8_t>(codes, "codes", {n, k}), check::array<uint16_t>(scale, "scale", {n, groups}),
+          low ? check::array<uint16_t>(*low, "low", {n, groups}) : nullptr};
+}
+
 // Quantised rows with their memory.
 struct OwnedQuantRows {
   AlignedBuffer q, scale, sum;
 
-  OwnedQuantRows(int rows, int k) {
-    const size_t groups = static_cast<size_t>(rows) * ((static_cast<size_t>(k) + kQuantGroup - 1) / kQuantGroup);
-    q = AlignedBuffer(groups * kQuantGroup);
+  int group;
+
+  OwnedQuantRows(int rows, int k, int group) : group(group) {
+    const size_t groups = static_cast<size_t>(rows) * static_cast<size_t>((int64_t{k} + group - 1) / group);
+    q = AlignedBuffer(groups * static_cast<size_t>(group));
     scale = AlignedBuffer(groups * sizeof(float));
     sum = AlignedBuffer(groups * sizeof(int32_t));
   }
-  QuantRows view() const { return {q.as<int8_t>(), scale.as<float>(), sum.as<int32_t>()}; }
+  QuantRows view() const { return {q.as<int8_t>(), scale.as<float>(), sum.as<int32_t>(), group}; }
 };
 
 // A product that can be computed again and again: `x` in the form the matrix multiplies, and the kernel call.
-struct Int8Product {
+template <class Packed, int Group>
+struct QuantProduct {
   const Kernels& k;
   View x;
   int rows;
   OwnedQuantRows quantized;
 
-  Int8Product(const Kernels& kernels, const View& x, int rows)
-      : k(kernels), x(x), rows(rows), quantized(rows, x.width) {}
+  QuantProduct(const Kernels& kernels, const View& x, int rows)
+      : k(kernels), x(x), rows(rows), quantized(rows, x.width, Group) {}
   void prepare(Worker w) const { k.quantize_rows(x, rows, quantized.view(), w); }
-  void multiply(const PackedI8& m, const Epilogue& e, Worker w) const {
-    k.matmul_i8(m.matrix(), quantized.view(), rows, e, w);
+  void multiply(const Packed& m, const Epilogue& e, Worker w) const {
+    if constexpr (std::is_same_v<Packed, PackedI8>) {
+      k.matmul_i8(m.matrix(), quantized.view(), rows, e, w);
+    } else {
+      k.matmul_grouped(m.matrix(), quantized.view(), rows, e, w);
+    }
   }
 };
 
@@ -161,15 +181,33 @@ double time_matmul(const std::vector<const Packed*>& matrices, int rows, ThreadP
   return best / static_cast<double>(matrices.size());
 }
 
+void bind_init(nb::class_<PackedGrouped>& packed) {
+  packed.def(
+      "__init__",
+      [](PackedGrouped* self, const GroupedArrays& weight, const std::optional<GroupedArrays>& up, int num_threads) {
+        const AnyArray& codes = std::get<0>(weight);
+        const int n = check::dimension(codes, 0, "codes"), k = check::dimension(codes, 1, "codes");
+        const GroupedWeights::Part second = up ? part_of(*up, n, k) : GroupedWeights::Part{};
+        new (self) PackedGrouped({part_of(weight, n, k), second, n, k}, num_threads);
+      },
+      nb::arg("weight"), nb::arg("up") = nb::none(), nb::arg("num_threads") = 1);
+}
+
+template <class Packed>
+void bind_init(nb::class_<Packed>& packed) {
+  packed.def(
+      "__init__",
+      [](Packed* self, const AnyArray& weight, const std::optional<AnyArray>& up, int num_threads) {
+        new (self) Packed(weights_of(weight, up), num_threads);
+      },
+      nb::arg("weight"), nb::arg("up") = nb::none(), nb::arg("num_threads") = 1);
+}
+
 template <class Packed, class Product>
 void bind(nb::module_& m, const char* name) {
-  nb::class_<Packed>(m, name)
-      .def(
-          "__init__",
-          [](Packed* self, const AnyArray& weight, const std::optional<AnyArray>& up, int num_threads) {
-            new (self) Packed(weights_of(weight, up), num_threads);
-          },
-          nb::arg("weight"), nb::arg("up") = nb::none(), nb::arg("num_threads") = 1)
+  nb::class_<Packed> packed(m, name);
+  bind_init(packed);
+  packed
       .def_prop_ro("n", [](const Packed& p) { return p.matrix().n; })
       .def_prop_ro("k", [](const Packed& p) { return p.matrix().k; })
       .def_prop_ro("is_gated", &Packed::is_gated)
@@ -193,6 +231,7 @@ void bind(nb::module_& m, const char* name) {
 }  // namespace
 
 void bind_matmul(nb::module_& m) {
-  bind<PackedI8, Int8Product>(m, "PackedI8");
+  bind<PackedI8, QuantProduct<PackedI8, kQuantGroup>>(m, "PackedI8");
+  bind<PackedGrouped, QuantProduct<PackedGrouped, kWeightGroup>>(m, "PackedGrouped");
   bind<PackedF32, Float32Product>(m, "PackedF32");
 }

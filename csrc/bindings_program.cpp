@@ -216,15 +216,22 @@ void bind_program(nb::module_& m) {
       .def("softcap", &Program::softcap, nb::arg("x"), nb::arg("cap"), nb::arg("out"))
       .def("rms_norm", &Program::rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("out"),
            nb::keep_alive<1, 3>())
-      .def("rms_norm_quantize", &Program::rms_norm_quantize, nb::arg("x"), nb::arg("weight"), nb::arg("eps"),
-           nb::arg("out"), nb::arg("quant_offset"), nb::keep_alive<1, 3>())
+      .def(
+          "rms_norm_quantize",
+          [](Program& p, Slot x, const VectorParameter& weight, float eps, Slot out, std::pair<int64_t, int> quantized) {
+            p.rms_norm_quantize(x, weight, eps, out, {quantized.first, quantized.second});
+          },
+          nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("out"), nb::arg("quantized"), nb::keep_alive<1, 3>())
       .def("head_norm", &Program::head_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::keep_alive<1, 3>())
       .def("rope_table", &Program::rope_table, nb::arg("rope"), nb::arg("out"), Keep())
       .def("rope", &Program::rope, nb::arg("x"), nb::arg("table"), nb::arg("head_size"))
-      .def("quantize", &Program::quantize, nb::arg("x"), nb::arg("quant_offset"))
+      .def("quantize", &Program::quantize, nb::arg("x"), nb::arg("quant_offset"), nb::arg("group"))
       .def("matmul_i8", matmul<PackedI8, int64_t>(&Program::matmul_i8), nb::arg("matrix"), nb::arg("quant_offset"),
            nb::arg("out"), nb::arg("bias").none(), nb::arg("residual").none(), nb::arg("act"), Keep(),
            nb::keep_alive<1, 5>())
+      .def("matmul_grouped", matmul<PackedGrouped, int64_t>(&Program::matmul_grouped), nb::arg("matrix"),
+           nb::arg("quant_offset"), nb::arg("out"), nb::arg("bias").none(), nb::arg("residual").none(), nb::arg("act"),
+           Keep(), nb::keep_alive<1, 5>())
       .def("matmul_f32", matmul<PackedF32, Slot>(&Program::matmul_f32), nb::arg("matrix"), nb::arg("x"), nb::arg("out"),
            nb::arg("bias").none(), nb::arg("residual").none(), nb::arg("act"), Keep(), nb::keep_alive<1, 5>())
       .def("write_kv", &Program::write_kv, nb::arg("k"), nb::arg("v"), nb::arg("layer"))
@@ -242,6 +249,6 @@ void bind_program(nb::module_& m) {
       .def("forward", &forward, nb::arg("tokens"), nb::arg("positions"), nb::arg("query_starts"), nb::arg("seq_lens"),
            nb::arg("table_rows"), nb::arg("block_tables"))
       .def("logits", &logits, nb::arg("rows"));
-  m.def("quant_floats", &quant_floats, nb::arg("rows"), nb::arg("k"),
-        "Arena floats that the quantised form of [rows][k] takes.");
+  m.def("quant_floats", &quant_floats, nb::arg("rows"), nb::arg("k"), nb::arg("group"),
+        "Arena floats that the quantised form of [rows][k] in groups takes.");
 }

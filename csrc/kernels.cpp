@@ -12,6 +12,8 @@ namespace OCTAVO_ISA {
 #include "matmul_f32.inl"
 #include "matmul_int8.inl"
 
+#include "matmul_grouped.inl"
+
 #include "elementwise.inl"
 #include "norm_rope.inl"
 #include "ssm.inl"
@@ -27,7 +29,8 @@ namespace OCTAVO_ISA {
 
 extern const Kernels table;
 const Kernels table = {
-    OCTAVO_NAME(OCTAVO_ISA), quantize_rows, matmul_i8,      matmul_f32, rms_norm,  rms_norm_quantize, head_norm,
+    OCTAVO_NAME(OCTAVO_ISA), quantize_rows, matmul_i8,      matmul_grouped, matmul_f32, rms_norm,  rms_norm_quantize,
+    head_norm,
     rope_table,              rope,          add,            scale,      softcap,   embed_f32,
     embed_f16,               write_kv,      attention_scratch_bytes,    paged_attention, merge_attention,
     conv1d,                  ssm_scan,      gated_rms_norm,

@@ -21,6 +21,7 @@ struct Worker {
 };
 
 constexpr int kQuantGroup = 64;  // activations are quantised in groups of this many values along K
+constexpr int kWeightGroup = 32;  // the same for weights with a scale per group, whose activations follow them
 constexpr int kPanel = 32;       // output columns stored together by the packing (pack.h)
 
 // Weights int8 per output channel, packed; see matmul_int8.inl for the layout.
@@ -30,17 +31,30 @@ struct MatrixI8 {
   const float* scale;    // [n padded]
 };
 
+// Weights in groups of kWeightGroup along K, packed in blocks of one group and one panel; see pack.h for the layout.
+struct MatrixGrouped {
+  int n, k;  // k is a multiple of kWeightGroup
+  int bits;  // 4 (with a lowest value per group) or 8
+  const uint8_t* data;
+};
+
+// Codes, then a half of scale per column, then (4 bits) a half of the lowest value per column.
+static constexpr int grouped_block_bytes(int bits) {
+  return kPanel * (kWeightGroup * bits / 8 + (bits == 4 ? 4 : 2));
+}
+
 // Weights float32, packed; see matmul_f32.inl for the layout.
 struct MatrixF32 {
   int n, k;
   const float* data;
 };
 
-// Quantised activations of `rows` rows: q [rows][k padded to kQuantGroup], scale and sum per group.
+// Quantised activations of `rows` rows: q [rows][k padded to `group`], scale and sum per group.
 struct QuantRows {
   int8_t* q;
   float* scale;    // [rows][groups]
   int32_t* sum;    // [rows][groups], sum of q over the group (corrects the weights' offset of 128)
+  int group;       // values: kQuantGroup or kWeightGroup
 };
 
 enum class Act : int { none = 0, silu = 1, gelu_tanh = 2 };
@@ -127,9 +141,10 @@ struct ScanInputs {
 
 struct Kernels {
   const char* isa;
-  // matmul_int8.inl, matmul_f32.inl
+  // matmul_int8.inl, matmul_grouped.inl, matmul_f32.inl
   void (*quantize_rows)(const View& x, int rows, const QuantRows& out, Worker w);
   void (*matmul_i8)(const MatrixI8& m, const QuantRows& a, int rows, const Epilogue& e, Worker w);
+  void (*matmul_grouped)(const MatrixGrouped& m, const QuantRows& a, int rows, const Epilogue& e, Worker w);
   void (*matmul_f32)(const MatrixF32& m, const View& a, int rows, const Epilogue& e, Worker w);
   // norm_rope.inl
   void (*rms_norm)(const View& x, const float* weight, float eps, int rows, const View& y, Worker w);

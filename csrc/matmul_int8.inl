@@ -9,10 +9,11 @@
 // A group whose scale would be subnormal, and so imprecise, counts as zero.
 constexpr float kTinyGroup = 127 * 1.17549435e-38f;
 
-// The `count` values at x to q[kQuantGroup]: x * (127 / max|x|) rounded to nearest even, scale = max|x| / 127.
+// The `count` values at x to q[Group]: x * (127 / max|x|) rounded to nearest even, scale = max|x| / 127.
 // A group with a NaN or an infinity gets scale NaN and q = 0, so that the whole row, and no other, turns NaN.
+template <int Group>
 inline void quantize_group(const float* x, int count, int8_t* q, float* scale, int32_t* sum) {
-  constexpr int kVecs = kQuantGroup / 16;
+  constexpr int kVecs = Group / 16;
   f32x16 values[kVecs];
   f32x16 largest_lanes = zero(), poison_lanes = zero();
   for (int i = 0; i < kVecs; ++i) {
@@ -34,24 +35,43 @@ inline void quantize_group(const float* x, int count, int8_t* q, float* scale, i
   *sum = reduce_add(sum_lanes);
 }
 
-inline void quantize_row(const float* x, int width, int64_t row, const QuantRows& out) {
-  const int groups = (width + kQuantGroup - 1) / kQuantGroup;
+// A whole row, by one worker.
+template <int Group>
+inline void quantize_row_by(const float* x, int width, int64_t row, const QuantRows& out) {
+  const int groups = (width + Group - 1) / Group;
   for (int g = 0; g < groups; ++g) {
-    const int start = g * kQuantGroup;
+    const int start = g * Group;
     const int64_t unit = row * groups + g;
-    quantize_group(x + start, width - start < kQuantGroup ? width - start : kQuantGroup, out.q + unit * kQuantGroup,
-                   out.scale + unit, out.sum + unit);
+    quantize_group<Group>(x + start, width - start < Group ? width - start : Group, out.q + unit * Group,
+                          out.scale + unit, out.sum + unit);
+  }
+}
+
+inline void quantize_row(const float* x, int width, int64_t row, const QuantRows& out) {
+  if (out.group == kQuantGroup) {
+    quantize_row_by<kQuantGroup>(x, width, row, out);
+  } else {
+    quantize_row_by<kWeightGroup>(x, width, row, out);
+  }
+}
+
+template <int Group>
+inline void quantize_rows_by(const View& x, int rows, const QuantRows& out, Worker w) {
+  const int groups = (x.width + Group - 1) / Group;
+  const Range units = range_of(int64_t{rows} * groups, w);
+  for (int64_t unit = units.begin; unit < units.end; ++unit) {
+    const int start = static_cast<int>(unit % groups) * Group;
+    const int count = x.width - start < Group ? x.width - start : Group;
+    quantize_group<Group>(x.data + unit / groups * x.ld + start, count, out.q + unit * Group, out.scale + unit,
+                          out.sum + unit);
   }
 }
 
 inline void quantize_rows(const View& x, int rows, const QuantRows& out, Worker w) {
-  const int groups = (x.width + kQuantGroup - 1) / kQuantGroup;
-  const Range units = range_of(int64_t{rows} * groups, w);
-  for (int64_t unit = units.begin; unit < units.end; ++unit) {
-    const int start = static_cast<int>(unit % groups) * kQuantGroup;
-    const int count = x.width - start < kQuantGroup ? x.width - start : kQuantGroup;
-    quantize_group(x.data + unit / groups * x.ld + start, count, out.q + unit * kQuantGroup, out.scale + unit,
-                   out.sum + unit);
+  if (out.group == kQuantGroup) {
+    quantize_rows_by<kQuantGroup>(x, rows, out, w);
+  } else {
+    quantize_rows_by<kWeightGroup>(x, rows, out, w);
   }
 }
 

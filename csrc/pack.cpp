@@ -116,6 +116,48 @@ void quantize_column(const float* w, int k, float inverse_scale, uint8_t* out) {
   }
 }
 
+using Part = GroupedWeights::Part;
+
+// One column of the codes of a grouped panel; its blocks are `block_bytes` apart.
+void place_codes(const uint8_t* codes, int k, int bits, int block_bytes, uint8_t* out) {
+  for (int i = 0; i < k; ++i) {
+    const int at = i % kWeightGroup, run = at / 4;
+    uint8_t* block = out + int64_t{i / kWeightGroup} * block_bytes;
+    if (bits == 8) {
+      block[run * 4 * kPanel + at % 4] = codes[i];
+    } else {
+      block[run / 2 * 4 * kPanel + at % 4] |= static_cast<uint8_t>(codes[i] << (run % 2 * 4));
+    }
+  }
+}
+
+uint8_t code_at(const uint8_t* column, int i, int bits, int block_bytes) {
+  const int at = i % kWeightGroup, run = at / 4;
+  const uint8_t* block = column + int64_t{i / kWeightGroup} * block_bytes;
+  if (bits == 8) return block[run * 4 * kPanel + at % 4];
+  return block[run / 2 * 4 * kPanel + at % 4] >> (run % 2 * 4) & 15;
+}
+
+float half_value(uint16_t half) {
+  const int exponent = half >> 10 & 31, fraction = half & 1023;
+  const float size = exponent ? std::ldexp(1024.0f + fraction, exponent - 25) : std::ldexp(1.0f * fraction, -24);
+  return half & 0x8000 ? -size : size;
+}
+
+void check_grouped(const Part& part, int n, int k) {
+  const int64_t groups = int64_t{n} * (k / kWeightGroup);
+  const auto is_not_finite = [](uint16_t half) { return (half & 0x7c00) == 0x7c00; };
+  for (const uint16_t* halves : {part.scale, part.low}) {
+    if (halves && std::any_of(halves, halves + groups, is_not_finite)) {
+      throw std::invalid_argument("a scale or lowest value of a weight group is NaN or infinity; the file is damaged");
+    }
+  }
+  const auto is_wide = [](uint8_t code) { return code > 15; };
+  if (part.low && std::any_of(part.codes, part.codes + int64_t{n} * k, is_wide)) {
+    throw std::invalid_argument("a code is above 15; codes of weights with a lowest value have 4 bits");
+  }
+}
+
 }  // namespace
 
 PackedI8::PackedI8(const Weights& weights, int num_threads)
@@ -151,6 +193,55 @@ void PackedI8::unpack(float* out) const {
       const float scale = scale_.as<float>()[panel * kPanel + c];
       for (int i = 0; row && i < k_; ++i) {
         row[i] = scale * static_cast<float>(data[(i / 4 * kPanel + c) * 4 + i % 4] - 128);
+      }
+    }
+  }
+}
+
+PackedGrouped::PackedGrouped(const GroupedWeights& w, int num_threads)
+    : n_(w.up.codes ? 2 * w.n : w.n), k_(w.k), bits_(w.rows.low ? 4 : 8), is_gated_(w.up.codes != nullptr) {
+  if (w.n < 1 || w.k < 1 || w.k % kWeightGroup) {
+    throw std::invalid_argument("grouped weights of " + std::to_string(w.n) + " by " + std::to_string(w.k) +
+                                ": both sizes must be at least 1, the second a multiple of 32");
+  }
+  if (is_gated_ && !w.rows.low != !w.up.low) throw std::invalid_argument("gate and up must have codes of the same bits");
+  check_grouped(w.rows, w.n, w.k);
+  if (is_gated_) check_grouped(w.up, w.n, w.k);
+  const int groups = k_ / kWeightGroup, block_bytes = grouped_block_bytes(bits_);
+  const Columns<const uint8_t> codes{w.rows.codes, w.up.codes, w.n, k_};
+  const Columns<const uint16_t> scales{w.rows.scale, w.up.scale, w.n, groups}, lows{w.rows.low, w.up.low, w.n, groups};
+  const int64_t panel_bytes = int64_t{groups} * block_bytes;
+  data_ = AlignedBuffer(static_cast<size_t>(codes.num_panels() * panel_bytes));
+  for_each_panel(codes.num_panels(), k_, num_threads, [&](int panel) {
+    uint8_t* data = data_.as<uint8_t>() + panel * panel_bytes;
+    std::memset(data, 0, static_cast<size_t>(panel_bytes));  // scale 0: columns that do not exist are zero
+    for (int c = 0; c < kPanel; ++c) {
+      const uint8_t* row = codes.row(panel, c);
+      if (!row) continue;
+      place_codes(row, k_, bits_, block_bytes, data + 4 * c);
+      for (int g = 0; g < groups; ++g) {
+        auto* halves = reinterpret_cast<uint16_t*>(data + int64_t{g} * block_bytes + kPanel * kWeightGroup * bits_ / 8);
+        halves[c] = scales.row(panel, c)[g];
+        if (bits_ == 4) halves[kPanel + c] = lows.row(panel, c)[g];
+      }
+    }
+  });
+}
+
+void PackedGrouped::unpack(float* out) const {
+  const Columns<float> columns = unpacked_columns(out, n_, k_, is_gated_);
+  const int block_bytes = grouped_block_bytes(bits_);
+  const int64_t panel_bytes = int64_t{k_ / kWeightGroup} * block_bytes;
+  for (int panel = 0; panel < columns.num_panels(); ++panel) {
+    const uint8_t* data = data_.as<uint8_t>() + panel * panel_bytes;
+    for (int c = 0; c < kPanel; ++c) {
+      float* row = columns.row(panel, c);
+      for (int i = 0; row && i < k_; ++i) {
+        const auto code = static_cast<float>(code_at(data + 4 * c, i, bits_, block_bytes));
+        const auto* halves = reinterpret_cast<const uint16_t*>(data + int64_t{i / kWeightGroup} * block_bytes +
+                                                               kPanel * kWeightGroup * bits_ / 8);
+        const float scale = half_value(halves[c]);
+        row[i] = bits_ == 4 ? scale * code + half_value(halves[kPanel + c]) : scale * (code - 128.0f);
       }
     }
   }

@@ -5,6 +5,9 @@
 //     float32:  [K][kPanel]
 //     int8:     [K/4][kPanel][4]   four consecutive k of a column fill one 32-bit lane (a VNNI operand),
 //               K padded to kQuantGroup, stored as w + 128
+//     grouped:  [K/32] blocks of codes, then float16 scale [kPanel], then, with 4 bits, float16 low [kPanel];
+//               8-bit codes [8][kPanel][4] as above; 4-bit codes [4][kPanel][4] bytes, whose lower halves are
+//               one run of four k and whose upper halves the next
 // A gated pair (gate and up, both [F, K]) interleaves them: a panel holds kPanel/2 columns of gate, then the
 // same columns of up, so that one tile has all it needs for act(gate) * up.
 // Columns and k that do not exist are packed as zero weights.
@@ -40,6 +43,35 @@ class PackedI8 {
   int n_, k_;
   bool is_gated_;
   AlignedBuffer data_, scale_;
+};
+
+// A row-major matrix [n, k] of codes in groups of kWeightGroup along k:  scale * code + low  with codes of 4 bits,
+// scale * (code - 128)  with codes of 8. `up` holds the second of a gated pair and must be of the same kind.
+struct GroupedWeights {
+  struct Part {
+    const uint8_t* codes;   // [n, k]
+    const uint16_t* scale;  // [n, k / kWeightGroup], float16
+    const uint16_t* low;    // the same, or null: the codes have 8 bits
+  };
+  Part rows, up;  // up.codes is null where not gated
+  int n, k;
+};
+
+// The codes as they are: nothing is rounded.
+class PackedGrouped {
+ public:
+  // Throws std::invalid_argument on an empty matrix, broken groups, codes beyond their bits, NaN or infinity.
+  PackedGrouped(const GroupedWeights& weights, int num_threads);
+
+  MatrixGrouped matrix() const { return {n_, k_, bits_, data_.as<uint8_t>()}; }
+  bool is_gated() const { return is_gated_; }
+  size_t bytes() const { return data_.bytes(); }
+  void unpack(float* out) const;  // as above
+
+ private:
+  int n_, k_, bits_;
+  bool is_gated_;
+  AlignedBuffer data_;
 };
 
 class PackedF32 {

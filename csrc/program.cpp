@@ -43,18 +43,20 @@ View Program::view(Slot slot, const char* name) const {
   return {arena_.as<float>() + slot.offset, slot.stride, slot.width};
 }
 
-int64_t quant_floats(int rows, int k) {
-  const int64_t groups = round_up(k, kQuantGroup) / kQuantGroup;
-  return round_up(rows * groups * kQuantGroup / 4, 16) + 2 * round_up(rows * groups, 16);
+int64_t quant_floats(int rows, int k, int group) {
+  require(group == kQuantGroup || group == kWeightGroup, "activations are quantised in groups of 32 or 64");
+  const int64_t groups = round_up(k, group) / group;
+  return round_up(rows * groups * group / 4, 16) + 2 * round_up(rows * groups, 16);
 }
 
-QuantRows Program::quant_rows(int64_t offset, int k) const {
-  require(k > 0 && offset >= 0 && offset % 16 == 0 && offset + quant_floats(max_rows(), k) <= limits_.arena_floats,
+QuantRows Program::quant_rows(int64_t offset, int k, int group) const {
+  require(k > 0 && offset >= 0 && offset % 16 == 0 && offset + quant_floats(max_rows(), k, group) <= limits_.arena_floats,
           "quantised rows at float " + text(offset) + " do not fit the arena of " + text(limits_.arena_floats) + " floats");
-  const int64_t groups = round_up(k, kQuantGroup) / kQuantGroup;
+  const int64_t groups = round_up(k, group) / group;
   float* base = arena_.as<float>() + offset;
-  float* scale = base + round_up(max_rows() * groups * kQuantGroup / 4, 16);
-  return {reinterpret_cast<int8_t*>(base), scale, reinterpret_cast<int32_t*>(scale + round_up(max_rows() * groups, 16))};
+  float* scale = base + round_up(max_rows() * groups * group / 4, 16);
+  return {reinterpret_cast<int8_t*>(base), scale, reinterpret_cast<int32_t*>(scale + round_up(max_rows() * groups, 16)),
+          group};
 }
 
 void Program::check_place(int group, int storage) const {
@@ -133,10 +135,10 @@ void Program::rms_norm(Slot x, const VectorParameter& weight, float eps, Slot ou
              const Step& s, Worker w) { k->rms_norm(a, p, eps, s.rows, to, w); });
 }
 
-void Program::rms_norm_quantize(Slot x, const VectorParameter& weight, float eps, Slot out, int64_t quant_offset) {
+void Program::rms_norm_quantize(Slot x, const VectorParameter& weight, float eps, Slot out, QuantSlot quantized) {
   require(x.width == weight.size && out.width == weight.size, "rms_norm: x, weight and out must have the same width");
   append([k = kernels_, a = view(x, "x"), p = weight.data.as<float>(), eps, to = view(out, "out"),
-          q = quant_rows(quant_offset, out.width)](const Step& s, Worker w) {
+          q = quant_rows(quantized.offset, out.width, quantized.group)](const Step& s, Worker w) {
     k->rms_norm_quantize(a, p, eps, s.rows, to, q, w);
   });
 }
@@ -162,8 +164,8 @@ void Program::rope(Slot x, Slot table, int head_size) {
   });
 }
 
-void Program::quantize(Slot x, int64_t quant_offset) {
-  append([k = kernels_, a = view(x, "x"), q = quant_rows(quant_offset, x.width)](const Step& s, Worker w) {
+void Program::quantize(Slot x, int64_t quant_offset, int group) {
+  append([k = kernels_, a = view(x, "x"), q = quant_rows(quant_offset, x.width, group)](const Step& s, Worker w) {
     k->quantize_rows(a, s.rows, q, w);
   });
 }
@@ -172,8 +174,17 @@ void Program::matmul_i8(const PackedI8& matrix, int64_t quant_offset, Slot out, 
                         const Slot* residual, Act act) {
   const MatrixI8 m = matrix.matrix();
   const Epilogue e = epilogue(out, m.n, matrix.is_gated(), bias, residual, act);
-  append([k = kernels_, m, q = quant_rows(quant_offset, m.k), e](const Step& s, Worker w) {
+  append([k = kernels_, m, q = quant_rows(quant_offset, m.k, kQuantGroup), e](const Step& s, Worker w) {
     k->matmul_i8(m, q, s.rows, e, w);
+  });
+}
+
+void Program::matmul_grouped(const PackedGrouped& matrix, int64_t quant_offset, Slot out, const VectorParameter* bias,
+                             const Slot* residual, Act act) {
+  const MatrixGrouped m = matrix.matrix();
+  const Epilogue e = epilogue(out, m.n, matrix.is_gated(), bias, residual, act);
+  append([k = kernels_, m, q = quant_rows(quant_offset, m.k, kWeightGroup), e](const Step& s, Worker w) {
+    k->matmul_grouped(m, q, s.rows, e, w);
   });
 }
 

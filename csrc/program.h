@@ -45,6 +45,12 @@ struct Slot {
   int width;
 };
 
+// Where the quantised form of an array lies, and in groups of how many.
+struct QuantSlot {
+  int64_t offset;
+  int group;
+};
+
 // Which layer of the cache an instruction reads or writes.
 struct CacheLayer {
   int group, storage;
@@ -87,8 +93,8 @@ struct StepArrays {
   std::vector<TableView> tables;  // one per group
 };
 
-// Floats of the arena that the quantised form of [rows][k] takes.
-int64_t quant_floats(int rows, int k);
+// Floats of the arena that the quantised form of [rows][k] in groups of `group` takes.
+int64_t quant_floats(int rows, int k, int group);
 
 class Program {
  public:
@@ -102,13 +108,15 @@ class Program {
   void softcap(Slot x, float cap, Slot out);
   void rms_norm(Slot x, const VectorParameter& weight, float eps, Slot out);
   // The same, with the quantised form of `out` in one pass.
-  void rms_norm_quantize(Slot x, const VectorParameter& weight, float eps, Slot out, int64_t quant_offset);
+  void rms_norm_quantize(Slot x, const VectorParameter& weight, float eps, Slot out, QuantSlot quantized);
   void head_norm(Slot x, const VectorParameter& weight, float eps);
   void rope_table(const RopeParameter& rope, Slot out);
   void rope(Slot x, Slot table, int head_size);
-  void quantize(Slot x, int64_t quant_offset);
+  void quantize(Slot x, int64_t quant_offset, int group);
   void matmul_i8(const PackedI8& matrix, int64_t quant_offset, Slot out, const VectorParameter* bias,
                  const Slot* residual, Act act);
+  void matmul_grouped(const PackedGrouped& matrix, int64_t quant_offset, Slot out, const VectorParameter* bias,
+                      const Slot* residual, Act act);
   void matmul_f32(const PackedF32& matrix, Slot x, Slot out, const VectorParameter* bias, const Slot* residual,
                   Act act);
   void write_kv(Slot k, Slot v, CacheLayer layer);
@@ -143,7 +151,7 @@ class Program {
   void append(Run run);
   int max_rows() const { return is_recording_logits_ ? limits_.max_logit_rows : limits_.max_tokens; }
   View view(Slot slot, const char* name) const;
-  QuantRows quant_rows(int64_t offset, int k) const;
+  QuantRows quant_rows(int64_t offset, int k, int group) const;
   void check_place(int group, int storage) const;
   KVStore store(const CacheLayer& layer) const;
   StateStore state_store(const StateLayer& layer);

@@ -319,6 +319,19 @@ OCTAVO_INLINE void store_half(uint16_t* p, f32x16 a) {
 #endif
 }
 
+// One machine register, whatever its width.
+OCTAVO_INLINE fvec load_half_part(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return (fvec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__F16C__)
+  return (fvec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
+  fvec r;
+  for (int i = 0; i < kWidth; ++i) r[i] = half_to_float(p[i]);
+  return r;
+#endif
+}
+
 // ---- int8 -------------------------------------------------------------------------------------------------
 
 OCTAVO_INLINE f32x16 load_int8(const int8_t* p) {

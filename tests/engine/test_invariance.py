@@ -7,8 +7,10 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Q
 
 from octavo.backends.native import NativeBackend, available_isas
 from octavo.backends.numpy_ref import NumpyBackend
@@ -19,6 +21,9 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.engine.build import assemble
 from octavo.engine.engine import Engine
 from octavo.engine.messages import GenerateRequest
+from octavo.models.config import ModelConfig
+from octavo.weights.checkpoint import expected_shapes
+from octavo.weights.config_gguf import gguf_name
 from octavo.weights.loader import open_checkpoint
 
 TINY = Path(__file__).parent.parent / "golden" / "tiny"
@@ -118,6 +123,62 @@ def test_shape_of_serving_changes_no_bit(baseline, make, dtype, kv, shape):
         assert engine.scheduler.counters.num_preemptions > 0
 
 
+@pytest.fixture(scope="module")
+def quantised_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GGUF file with a random tiny Llama of 128 tokens: Q4_1, a down projection and the head Q8_0."""
+    config = ModelConfig(
+        model_type="llama",
+        hidden_size=64,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_size=16,
+        intermediate_size=96,
+        vocab_size=128,
+        max_position=512,
+    )
+    rng = np.random.default_rng(5)
+    path = tmp_path_factory.mktemp("quantised") / "tiny.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(config.max_position)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_heads)
+    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([f"t{i}" for i in range(config.vocab_size)])
+    for name, shape in expected_shapes(config):
+        values = (rng.standard_normal(shape) * (1.0 if len(shape) == 1 else 0.2)).astype(np.float32)
+        if len(shape) == 1:
+            writer.add_tensor(gguf_name(name), values)
+            continue
+        kind = Q.Q8_0 if name in ("lm_head", "layers.1.down") else Q.Q4_1
+        writer.add_tensor(gguf_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("make", BACKENDS)
+def test_weights_as_stored_keep_the_promise(baseline, quantised_path, make, shape):
+    result, engine = serve(quantised_path, make(), PROMPTS, 12, weight_dtype="native", **shape)
+    assert result == baseline(str(quantised_path), make, "native", "fp16")
+    if "num_blocks_override" in shape:
+        assert engine.scheduler.counters.num_preemptions > 0
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_number_of_threads_changes_no_bit_of_weights_as_stored(baseline, quantised_path, num_threads):
+    backend = NativeBackend(num_threads=num_threads)
+    result, _ = serve(quantised_path, backend, PROMPTS, 12, weight_dtype="native")
+    assert result == baseline(str(quantised_path), NativeBackend, "native", "fp16")
+
+
 @pytest.mark.parametrize("model", ["gemma3", "mistral_window", "qwen2", "qwen3", "llama_yarn"])
 @pytest.mark.parametrize("make", NATIVE)
 @WITH_INT8_WEIGHTS
@@ -186,7 +247,9 @@ def test_number_of_threads_changes_no_bit(baseline, num_threads, kv):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("dtype", "kv"), [("float32", "fp32"), ("int8", "fp16"), ("int8", "int8")])
+@pytest.mark.parametrize(
+    ("dtype", "kv"), [("float32", "fp32"), ("int8", "fp16"), ("int8", "int8"), ("native", "fp16")]
+)
 def test_smollm2_alone_in_a_crowd_in_chunks_and_preempted(default_model_path, dtype, kv):
     """Batch of 1 and of 32, chunks, odd blocks; and a pool in which all but the first are preempted."""
     common = {"weight_dtype": dtype, "kv_cache_dtype": kv}

@@ -8,6 +8,7 @@ specified by numpy_ref.py; how, is in csrc/. This file only connects the two.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,16 @@ from numpy.typing import NDArray
 from octavo import _native
 from octavo.backends.native_plan import BarrierPlan, mark_uses, place
 from octavo.backends.native_record import Packed, Recorder, Value
-from octavo.backends.ops import F32, I32, KVCacheConfig, Limits, Model, StepInputs, WeightDtype
+from octavo.backends.ops import (
+    F32,
+    I32,
+    GroupedWeights,
+    KVCacheConfig,
+    Limits,
+    Model,
+    StepInputs,
+    WeightDtype,
+)
 from octavo.backends.threads import default_num_threads
 from octavo.core.kv_spec import KV_FORMATS
 from octavo.errors import ConfigError
@@ -93,6 +103,12 @@ class NativeBackend:
             raise ValueError(f"gate {gate.shape} and up {up.shape} must have the same shape")
         return self._packed(dtype, gate, up)
 
+    def grouped_matrix(self, weight: GroupedWeights) -> Packed:
+        return self._count(_native.PackedGrouped(_parts(weight), None, self.num_threads))
+
+    def gated_grouped_matrix(self, gate: GroupedWeights, up: GroupedWeights) -> Packed:
+        return self._count(_native.PackedGrouped(_parts(gate), _parts(up), self.num_threads))
+
     def embedding(self, weight: F32, dtype: WeightDtype) -> _native.Table:
         fits_half = dtype != "float32" and float(np.abs(weight).max(initial=0.0)) <= HALF_MAX
         table = np.ascontiguousarray(weight, np.float16 if fits_half else np.float32)
@@ -142,9 +158,18 @@ class NativeBackend:
         if dtype not in ("int8", "float32"):
             raise ConfigError(f"weight dtype '{dtype}' is unknown; use int8 or float32")
         pack = _native.PackedI8 if dtype == "int8" else _native.PackedF32
-        packed = pack(_contiguous(weight), None if up is None else _contiguous(up), self.num_threads)
+        return self._count(
+            pack(_contiguous(weight), None if up is None else _contiguous(up), self.num_threads)
+        )
+
+    def _count(self, packed: Packed) -> Packed:
         self.num_weight_bytes += packed.nbytes
         return packed
+
+
+def _parts(weight: GroupedWeights) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
+    low = None if weight.low is None else np.ascontiguousarray(weight.low)
+    return np.ascontiguousarray(weight.codes), np.ascontiguousarray(weight.scale), low
 
 
 def _contiguous(array: F32) -> F32:

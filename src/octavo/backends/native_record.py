@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 from octavo import _native
 from octavo.backends.native_plan import Buffer, Columns, Instruction, array_buffer
-from octavo.backends.ops import Activation, Scan
+from octavo.backends.ops import WEIGHT_GROUP, Activation, Scan
 from octavo.core.kv_groups import KVLayer, KVLayout
 from octavo.core.kv_spec import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 from octavo.errors import UnsupportedModelError
 
-Packed = _native.PackedI8 | _native.PackedF32
+QUANT_GROUP = 64  # activations of int8 weights share one scale over this many values along K
+
+Packed = _native.PackedI8 | _native.PackedGrouped | _native.PackedF32
 
 
 @dataclass(eq=False, slots=True)
@@ -45,9 +47,10 @@ class _Norm:
     eps: float
     out: Value
 
-    def quantising(self, quantised: Columns) -> Instruction:
+    def quantising(self, quantised: Columns, group: int) -> Instruction:
         def emit(p: _native.Program) -> None:
-            p.rms_norm_quantize(self.x.slot, self.weight, self.eps, self.out.slot, quantised.buffer.offset)
+            offset = quantised.buffer.offset
+            p.rms_norm_quantize(self.x.slot, self.weight, self.eps, self.out.slot, (offset, group))
 
         return Instruction(emit, self.instruction.reads, (*self.instruction.writes, quantised))
 
@@ -59,7 +62,7 @@ class Recorder:
         self.instructions: list[Instruction] = []
         self._layout = layout
         self._rows = rows
-        self._quantised: dict[Value, Columns] = {}
+        self._quantised: dict[tuple[Value, int], Columns] = {}  # by the groups' size
         self._last_norm: _Norm | None = None
         self._rope_tables: dict[_native.Rope, Value] = {}
         self._scratch = Columns(Buffer(0))
@@ -235,27 +238,36 @@ class Recorder:
                 lambda p: p.matmul_f32(matrix, x.slot, out.slot, bias, slot(), act), (x, *residuals), (out,)
             )
             return
-        quantised = self._quantise(x)
+        is_grouped = isinstance(matrix, _native.PackedGrouped)
+        quantised = self._quantise(x, WEIGHT_GROUP if is_grouped else QUANT_GROUP)
+
+        def emit(p: _native.Program) -> None:
+            offset = quantised.buffer.offset
+            if isinstance(matrix, _native.PackedGrouped):
+                p.matmul_grouped(matrix, offset, out.slot, bias, slot(), act)
+            else:
+                p.matmul_i8(matrix, offset, out.slot, bias, slot(), act)
+
         self._append(
-            lambda p: p.matmul_i8(matrix, quantised.buffer.offset, out.slot, bias, slot(), act),
+            emit,
             residuals,
             (out,),
             (quantised,),
         )
 
-    def _quantise(self, x: Value) -> Columns:
-        """The int8 form of x, computed once for all products of it."""
+    def _quantise(self, x: Value, group: int) -> Columns:
+        """The int8 form of x in groups of that many, computed once for all products of it."""
         self._check_usable((x,))
-        quantised = self._quantised.get(x)
+        quantised = self._quantised.get((x, group))
         if quantised is None:
-            quantised = Columns(Buffer(_native.quant_floats(self._rows, x.width)))
-            self._quantised[x] = quantised
+            quantised = Columns(Buffer(_native.quant_floats(self._rows, x.width, group)))
+            self._quantised[x, group] = quantised
             norm = self._last_norm
             if norm is not None and norm.out is x and norm.instruction is self.instructions[-1]:
-                self.instructions[-1] = norm.quantising(quantised)
+                self.instructions[-1] = norm.quantising(quantised, group)
             else:
-                offset = quantised.buffer
-                self._append(lambda p: p.quantize(x.slot, offset.offset), (x,), (), (), (quantised,))
+                buffer = quantised.buffer
+                self._append(lambda p: p.quantize(x.slot, buffer.offset, group), (x,), (), (), (quantised,))
         return quantised
 
     def _new(self, width: int) -> Value:

@@ -1,4 +1,5 @@
-"""quantize_rows: the one rule by which weights, activations and cached keys and values become int8.
+"""quantize_rows, the one rule by which weights, activations and cached keys and values become int8, and the
+fused multiply-add that integer products are scaled with.
 
 Symmetric, one scale a row. What a row is (an output channel, 64 activations, a key) is up to the caller.
 """
@@ -11,6 +12,11 @@ from numpy.typing import NDArray
 from octavo.backends.ops import F32
 
 TINY_ABSMAX = np.float32(127.0) * np.finfo(np.float32).tiny
+
+
+def fused_multiply_add(x: F32, y: F32, z: F32) -> F32:
+    """x · y + z, rounded once (through float64, in which the product of two float32 is exact)."""
+    return (x.astype(np.float64) * y + z).astype(np.float32)
 
 
 def quantize_rows(x: F32) -> tuple[F32, F32]:

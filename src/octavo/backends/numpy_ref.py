@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 
 from octavo.backends import numpy_ssm
 from octavo.backends.numpy_cache import PagedCache, check_inputs
-from octavo.backends.numpy_quant import quantize_rows
+from octavo.backends.numpy_grouped import GroupedMatrix
+from octavo.backends.numpy_quant import fused_multiply_add, quantize_rows
 from octavo.backends.ops import (
     F32,
     I32,
     Activation,
     Array,
+    GroupedWeights,
     KVCacheConfig,
     Limits,
     Model,
@@ -69,19 +71,14 @@ class Int8Matrix:
 
 @dataclass(frozen=True, slots=True)
 class GatedMatrix:
-    gate: FloatMatrix | Int8Matrix  # [F, in]
-    up: FloatMatrix | Int8Matrix  # [F, in]
+    gate: FloatMatrix | Int8Matrix | GroupedMatrix  # [F, in]
+    up: FloatMatrix | Int8Matrix | GroupedMatrix  # [F, in]
 
 
 @dataclass(frozen=True, slots=True)
 class RopeTable:
     frequencies: F32  # [n] radians per position; n is D/2 where whole heads are rotated
     attention_scale: float
-
-
-def fused_multiply_add(x: F32, y: F32, z: F32) -> F32:
-    """x · y + z, rounded once (through float64, in which the product of two float32 is exact)."""
-    return (x.astype(np.float64) * y + z).astype(np.float32)
 
 
 def activate(x: F32, activation: Activation) -> F32:
@@ -131,7 +128,11 @@ class NumpyOps:
         return y
 
     def linear(
-        self, x: F32, matrix: FloatMatrix | Int8Matrix, bias: F32 | None = None, residual: F32 | None = None
+        self,
+        x: F32,
+        matrix: FloatMatrix | Int8Matrix | GroupedMatrix,
+        bias: F32 | None = None,
+        residual: F32 | None = None,
     ) -> F32:
         y = matrix.multiply(x)  # [T, out]
         if bias is not None:
@@ -266,6 +267,20 @@ class NumpyBackend:
         if gate.shape != up.shape:
             raise ValueError(f"gate {gate.shape} and up {up.shape} must have the same shape")
         return GatedMatrix(self.matrix(gate, dtype), self.matrix(up, dtype))
+
+    def grouped_matrix(self, weight: GroupedWeights) -> GroupedMatrix:
+        self.num_weight_bytes += weight.codes.size * weight.bits // 8
+        for halves in (weight.scale, *(() if weight.low is None else (weight.low,))):
+            self._count(halves)
+        return GroupedMatrix(weight)
+
+    def gated_grouped_matrix(self, gate: GroupedWeights, up: GroupedWeights) -> GatedMatrix:
+        if gate.codes.shape != up.codes.shape or gate.bits != up.bits:
+            raise ValueError(
+                f"gate {gate.codes.shape} of {gate.bits} bits and up {up.codes.shape} of {up.bits} bits "
+                "must have the same shape and bits"
+            )
+        return GatedMatrix(self.grouped_matrix(gate), self.grouped_matrix(up))
 
     def embedding(self, weight: F32, dtype: WeightDtype) -> NDArray[np.floating]:
         return self._count(np.array(weight, np.float32 if dtype == "float32" else np.float16))

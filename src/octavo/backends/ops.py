@@ -30,12 +30,30 @@ Embedding = Any  # a lookup table [V, E]
 Vector = Any  # a float32 vector
 Rope = Any  # per-dimension frequencies and a scale
 
-WeightDtype = Literal["float32", "int8"]
+WeightDtype = Literal["float32", "int8", "native"]  # native: as the file stores them, where it can be
 KVDtype = Literal["fp32", "fp16", "int8"]  # core.kv_spec.KV_FORMATS has their sizes
 Activation = Literal["silu", "gelu_tanh"]
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
+
+WEIGHT_GROUP = 32  # weights along K that share a scale in GroupedWeights
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedWeights:
+    """A matrix [out, in] of small integers with a scale for every 32 along `in`, as quantised files hold them.
+
+    Its values are scale · code + low with codes of 4 bits, scale · (code - 128) with codes of 8 bits.
+    """
+
+    codes: NDArray[np.uint8]  # [out, in]
+    scale: NDArray[np.float16]  # [out, in/32]
+    low: NDArray[np.float16] | None  # [out, in/32]; None: the codes have 8 bits
+
+    @property
+    def bits(self) -> int:
+        return 8 if self.low is None else 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +259,14 @@ class Backend(Protocol):
 
     def gated_matrix(self, gate: F32, up: F32, dtype: WeightDtype) -> GatedMatrix:
         """Pack two matrices [F, in] for gated_linear."""
+        ...
+
+    def grouped_matrix(self, weight: GroupedWeights) -> Matrix:
+        """Pack [out, in] without rounding; products quantise their activations in the same groups of 32."""
+        ...
+
+    def gated_grouped_matrix(self, gate: GroupedWeights, up: GroupedWeights) -> GatedMatrix:
+        """Pack two of [F, in] with codes of the same size for gated_linear."""
         ...
 
     def embedding(self, weight: F32, dtype: WeightDtype) -> Embedding:

@@ -18,6 +18,7 @@ _UNITS |= {f"{prefix}ib": 1024 ** (i + 1) for i, prefix in enumerate("kmgt")}
 class WeightDtype(StrEnum):
     INT8 = "int8"
     FLOAT32 = "float32"
+    NATIVE = "native"
 
 
 class PreemptionMode(StrEnum):
@@ -88,7 +89,11 @@ NumBlocksOverride = Annotated[
 ]
 WeightDtypeOption = Annotated[
     WeightDtype,
-    typer.Option("--weight-dtype", help="int8 is fast, float32 is exact.", rich_help_panel=_ENGINE),
+    typer.Option(
+        "--weight-dtype",
+        help="int8 is fast, float32 is exact, native keeps the integers of a GGUF file.",
+        rich_help_panel=_ENGINE,
+    ),
 ]
 KVCacheDtypeOption = Annotated[
     KVCacheDtype,

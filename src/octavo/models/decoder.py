@@ -94,6 +94,6 @@ def _load_ends(config: ModelConfig, load: ParameterLoader) -> tuple[Embedding, M
     table = load.source.tensor("embed")  # [V, E]
     embed = load.backend.embedding(table, load.weight_dtype)
     if config.tie_embeddings:
-        return embed, load.backend.matrix(table, load.weight_dtype)
+        return embed, load.matrix_of("embed", table)
     del table
     return embed, load.matrix("lm_head")

@@ -6,6 +6,7 @@ neither the model around them nor where their cache lies: the KVLayer is given w
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,9 +24,12 @@ from octavo.backends.ops import (
     Vector,
     WeightDtype,
 )
+from octavo.backends.ops import GroupedWeights as GroupedWeights  # for weights/, which makes them
 from octavo.core.kv_groups import KVLayer
 from octavo.core.kv_spec import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from octavo.models.config import ModelConfig
+
+log = logging.getLogger(__name__)
 
 
 class TensorSource(Protocol):
@@ -37,6 +41,15 @@ class TensorSource(Protocol):
 
     def tensor(self, name: str) -> F32:
         """A fresh float32 array [out, in] or [width]."""
+        ...
+
+    @property
+    def has_grouped(self) -> bool:
+        """Whether grouped() has something to hand out. Asked for native weights only, as grouped() is."""
+        ...
+
+    def grouped(self, name: str) -> GroupedWeights | None:
+        """The matrix of this canonical name in the integers it is stored as; None if it is not stored so."""
         ...
 
 
@@ -53,14 +66,54 @@ class ParameterLoader:
 
     def matrix(self, *names: str) -> Matrix:
         """One matrix [sum of outs, in] of the named ones, in this order."""
+        grouped = self._grouped(*names)
+        if grouped is not None:
+            return self.backend.grouped_matrix(join_rows(grouped))
         parts = [self.source.tensor(name) for name in names]
-        return self.backend.matrix(parts[0] if len(parts) == 1 else np.concatenate(parts), self.weight_dtype)
+        return self.backend.matrix(parts[0] if len(parts) == 1 else np.concatenate(parts), self._rounded)
+
+    def matrix_of(self, name: str, values: F32) -> Matrix:
+        """The named matrix, whose values [out, in] are at hand."""
+        grouped = self._grouped(name)
+        if grouped is not None:
+            return self.backend.grouped_matrix(grouped[0])
+        return self.backend.matrix(values, self._rounded)
 
     def bias(self, *names: str) -> Vector:
         return self.backend.vector(np.concatenate([self.source.tensor(name) for name in names]))
 
     def gated_matrix(self, gate: str, up: str) -> GatedMatrix:
-        return self.backend.gated_matrix(self.source.tensor(gate), self.source.tensor(up), self.weight_dtype)
+        grouped = self._grouped(gate, up)
+        if grouped is not None:
+            return self.backend.gated_grouped_matrix(grouped[0], grouped[1])
+        return self.backend.gated_matrix(self.source.tensor(gate), self.source.tensor(up), self._rounded)
+
+    @property
+    def _rounded(self) -> WeightDtype:
+        """What a matrix becomes that cannot stay as it is stored."""
+        return "int8" if self.weight_dtype == "native" else self.weight_dtype
+
+    def _grouped(self, *names: str) -> list[GroupedWeights] | None:
+        """The stored integers of matrices that are packed as one; None unless all have codes of one size."""
+        if self.weight_dtype != "native":
+            return None
+        parts = [part for name in names if (part := self.source.grouped(name)) is not None]
+        if len(parts) == len(names) and len({part.bits for part in parts}) == 1:
+            return parts
+        log.info("%s: no native kernel for how this is stored; rounded to int8", ", ".join(names))
+        return None
+
+
+def join_rows(parts: list[GroupedWeights]) -> GroupedWeights:
+    """One matrix of the rows of several with codes of one size."""
+    if len(parts) == 1:
+        return parts[0]
+    lows = [part.low for part in parts if part.low is not None]
+    return GroupedWeights(
+        np.concatenate([part.codes for part in parts]),
+        np.concatenate([part.scale for part in parts]),
+        np.concatenate(lows) if lows else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

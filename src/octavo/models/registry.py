@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from octavo.backends.ops import Backend, WeightDtype
-from octavo.errors import UnsupportedModelError
+from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder, Progress
 from octavo.models.gemma3 import load_gemma3
@@ -40,12 +40,18 @@ def build_model(
     """Read every tensor once and pack it for `backend`; the float32 copies are gone when this returns.
 
     `progress(done, total)` is called after each part. Raises UnsupportedModelError for a model_type or a
-    variant without code here, and whatever ModelError the checkpoint raises for a bad tensor.
+    variant without code here, ConfigError for native weights of a model that has none, and whatever
+    ModelError the checkpoint raises for a bad tensor.
     """
     load = MODELS.get(config.model_type)
     if load is None:
         raise UnsupportedModelError(
             f"model type {config.model_type!r} is not supported; supported are: {', '.join(sorted(MODELS))}"
+        )
+    if weight_dtype == "native" and not checkpoint.has_grouped:
+        raise ConfigError(
+            "weight dtype 'native' needs a GGUF file with weights of type Q4_0, Q4_1, Q5_0 or Q8_0, "
+            "and this model has none; use --weight-dtype int8"
         )
     loader = ParameterLoader(checkpoint, backend, weight_dtype)
     return load(config, loader, progress or _ignore)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from octavo.errors import CorruptModelError
 from octavo.models.config import ModelConfig
+from octavo.models.layers import GroupedWeights
 from octavo.text.tokenizer import Tokenizer
 
 F32 = NDArray[np.float32]
@@ -49,6 +50,15 @@ class Checkpoint(Protocol):
 
         Raises ModelError if it is not there, UnsupportedModelError if its type cannot be read.
         """
+        ...
+
+    @property
+    def has_grouped(self) -> bool:
+        """Whether grouped() has something to hand out."""
+        ...
+
+    def grouped(self, name: str) -> GroupedWeights | None:
+        """The matrix of this canonical name in the integers it is stored as; None if it is not stored so."""
         ...
 
     def tokenizer(self) -> Tokenizer:

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from octavo.errors import CorruptModelError, ModelError, ModelNotFoundError
 from octavo.models.config import ModelConfig
+from octavo.models.layers import GroupedWeights
 from octavo.text.tokenizer import Tokenizer
 from octavo.weights.checkpoint import F32, check_shapes
 from octavo.weights.config_gguf import architecture, config_from_gguf, gguf_name
+from octavo.weights.gguf_blocks import BLOCK_BYTES, grouped_weights
 from octavo.weights.gguf_file import GGUFFile, open_gguf
 
 _PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -54,6 +56,25 @@ class GGUFCheckpoint:
         if file is None:
             raise ModelError(f"{self.path}: there is no tensor {name!r} (looked for {stored!r})")
         return file.read(stored, self._row_order(name))  # [out, in] or [width]
+
+    @property
+    def has_grouped(self) -> bool:
+        return any(
+            tensor.type_name in BLOCK_BYTES and len(tensor.shape) == 2
+            for file in self._files
+            for tensor in file.tensors.values()
+        )
+
+    def grouped(self, name: str) -> GroupedWeights | None:
+        stored = gguf_name(name)
+        file = self._file_of.get(stored)
+        if file is None or len(file.tensors[stored].shape) != 2:
+            return None
+        type_name = file.tensors[stored].type_name
+        if type_name not in BLOCK_BYTES:
+            return None
+        raw, row_order = file.raw(stored), self._row_order(name)  # [out, row_bytes]
+        return grouped_weights(raw if row_order is None else raw[row_order], type_name)
 
     def tokenizer(self) -> Tokenizer:
         from octavo.text.tokenizer_gguf import tokenizer_from_gguf

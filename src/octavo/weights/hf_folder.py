@@ -16,6 +16,7 @@ import numpy as np
 
 from octavo.errors import CorruptModelError, ModelError, ModelNotFoundError, UnsupportedModelError
 from octavo.models.config import ModelConfig
+from octavo.models.layers import GroupedWeights
 from octavo.text.tokenizer import Tokenizer
 from octavo.weights.checkpoint import F32, check_shapes
 from octavo.weights.config_hf import config_from_hf
@@ -73,6 +74,13 @@ class HFCheckpoint:
         values = file.read(stored)  # [out, in] or [width]
         offset = norm_offset(name, self._config.model_type)
         return values + np.float32(offset) if offset else values
+
+    @property
+    def has_grouped(self) -> bool:
+        return False
+
+    def grouped(self, name: str) -> GroupedWeights | None:
+        return None  # safetensors hold floating-point numbers
 
     def tokenizer(self) -> Tokenizer:
         from octavo.text.tokenizer_hf import tokenizer_from_folder
