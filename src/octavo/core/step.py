@@ -87,10 +87,6 @@ class StepPlan:
     def num_tokens(self) -> int:
         return sum(len(s.token_ids) for s in self.slices)
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self.slices or self.swap_out or self.swap_in or self.copies)
-
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:

@@ -1,4 +1,4 @@
-"""TokenBudget: how many tokens and sequences one step may still take."""
+"""SchedulerConfig: how many tokens and sequences a step may take, and what preemption may do."""
 
 from __future__ import annotations
 
@@ -22,16 +22,3 @@ class SchedulerConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): every running sequence needs one token a step"
             )
-
-
-class TokenBudget:
-    """Counts down within one step."""
-
-    def __init__(self, num_tokens: int) -> None:
-        self.num_left = num_tokens
-
-    def take(self, wanted: int) -> int:
-        """As many of `wanted` tokens as are left."""
-        taken = min(wanted, self.num_left)
-        self.num_left -= taken
-        return taken

@@ -10,6 +10,8 @@ the latest gives way, and it comes back before anyone newer.
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from octavo.core.allocator import Growth, KVAllocator, Match, SwapAllocator
 from octavo.core.block import SeqId
 from octavo.core.request import Request, RequestStatus, Sequence
@@ -77,7 +79,9 @@ class Scheduler:
     @property
     def num_swapped(self) -> int:
         """Requests whose blocks lie in the swap space."""
-        return sum(r.status is RequestStatus.SWAPPED for r in self.waiting)
+        # Who ran before arrived before all who never did: those need not be looked at at every step.
+        ran = takewhile(lambda r: r.status is not RequestStatus.WAITING, self.waiting)
+        return sum(r.status is RequestStatus.SWAPPED for r in ran)
 
     @property
     def admitted_requests(self) -> list[str]:
