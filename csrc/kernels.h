@@ -18,6 +18,9 @@ namespace octavo {
 struct Worker {
   int id;     // 0 <= id < count
   int count;  // workers in the pool
+  // Kernels that work row by row give a worker the same whole rows, so that it finds in its own cache, and without a
+  // barrier, what it wrote before. Otherwise they cut the work as evenly as they can.
+  bool by_rows = false;
 };
 
 constexpr int kQuantGroup = 64;  // activations are quantised in groups of this many values along K

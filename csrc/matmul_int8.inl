@@ -15,15 +15,14 @@ template <int Group>
 inline void quantize_group(const float* x, int count, int8_t* q, float* scale, int32_t* sum) {
   constexpr int kVecs = Group / 16;
   f32x16 values[kVecs];
-  f32x16 largest_lanes = zero(), poison_lanes = zero();
+  i32x16 largest_lanes = broadcast(int32_t{0});  // as integers, where NaN and infinity are above all that is finite
   for (int i = 0; i < kVecs; ++i) {
     const int rest = count - 16 * i;
     values[i] = rest >= 16 ? load(x + 16 * i) : rest > 0 ? load_first(x + 16 * i, rest) : zero();
-    largest_lanes = max(largest_lanes, abs(values[i]));
-    poison_lanes = poison_lanes + (values[i] - values[i]);  // NaN where the value is NaN or infinite
+    largest_lanes = max(largest_lanes, bits_of(abs(values[i])));
   }
-  const float largest = reduce_max(largest_lanes), poison = reduce_add(poison_lanes);
-  const bool is_finite = poison == 0.0f;
+  const float largest = float_of(reduce_max(largest_lanes));
+  const bool is_finite = largest < INFINITY;
   const float inverse = is_finite && largest >= kTinyGroup ? 127.0f / largest : 0.0f;
   i32x16 sum_lanes = broadcast(int32_t{0});
   for (int i = 0; i < kVecs; ++i) {
@@ -31,7 +30,7 @@ inline void quantize_group(const float* x, int count, int8_t* q, float* scale, i
     sum_lanes = sum_lanes + rounded;
     store_int8(q + 16 * i, rounded);
   }
-  *scale = inverse != 0.0f ? largest / 127.0f : poison;
+  *scale = inverse != 0.0f ? largest / 127.0f : is_finite ? 0.0f : NAN;
   *sum = reduce_add(sum_lanes);
 }
 
@@ -58,7 +57,7 @@ inline void quantize_row(const float* x, int width, int64_t row, const QuantRows
 template <int Group>
 inline void quantize_rows_by(const View& x, int rows, const QuantRows& out, Worker w) {
   const int groups = (x.width + Group - 1) / Group;
-  const Range units = range_of(int64_t{rows} * groups, w);
+  const Range units = range_of(rows, groups, w);
   for (int64_t unit = units.begin; unit < units.end; ++unit) {
     const int start = static_cast<int>(unit % groups) * Group;
     const int count = x.width - start < Group ? x.width - start : Group;

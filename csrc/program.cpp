@@ -17,6 +17,10 @@ void require(bool condition, const std::string& message) {
 
 std::string text(int64_t value) { return std::to_string(value); }
 
+std::string matmul_name(const char* type, int k, int n) {
+  return std::string("matmul ") + type + " " + text(k) + "x" + text(n);
+}
+
 }  // namespace
 
 Program::Program(std::shared_ptr<ThreadPool> pool, const Kernels* kernels, std::shared_ptr<KVCache> cache,
@@ -32,7 +36,9 @@ Program::Program(std::shared_ptr<ThreadPool> pool, const Kernels* kernels, std::
 
 // ---- places and sizes -----------------------------------------------------------------------------------------
 
-void Program::append(Run run) { (is_recording_logits_ ? logits_part_ : forward_).push_back(std::move(run)); }
+void Program::append(std::string name, Run run) {
+  (is_recording_logits_ ? logits_part_ : forward_).push_back({std::move(name), std::move(run)});
+}
 
 View Program::view(Slot slot, const char* name) const {
   const bool is_inside = slot.offset >= 0 && slot.width > 0 && slot.stride >= slot.width &&
@@ -98,25 +104,25 @@ void Program::embed(const TableParameter& table, Slot out) {
   vocab_ = std::min(vocab_, table.vocab);
   const Kernels* k = kernels_;
   if (table.is_half) {
-    append([k, data = table.data.as<uint16_t>(), width = table.width, to](const Step& s, Worker w) {
+    append("embed", [k, data = table.data.as<uint16_t>(), width = table.width, to](const Step& s, Worker w) {
       k->embed_f16(data, width, s.tokens, s.rows, to, w);
     });
   } else {
     const View from{table.data.as<float>(), table.width, table.width};
-    append([k, from, to](const Step& s, Worker w) { k->embed_f32(from, s.tokens, s.rows, to, w); });
+    append("embed", [k, from, to](const Step& s, Worker w) { k->embed_f32(from, s.tokens, s.rows, to, w); });
   }
 }
 
 void Program::scale(Slot x, float factor, Slot out) {
   require(x.width == out.width, "scale: both arrays must have the same width");
-  append([k = kernels_, a = view(x, "x"), factor, to = view(out, "out")](const Step& s, Worker w) {
+  append("scale", [k = kernels_, a = view(x, "x"), factor, to = view(out, "out")](const Step& s, Worker w) {
     k->scale(a, factor, s.rows, to, w);
   });
 }
 
 void Program::add(Slot x, Slot y, Slot out) {
   require(x.width == out.width && y.width == out.width, "add: all arrays must have the same width");
-  append([k = kernels_, a = view(x, "x"), b = view(y, "y"), to = view(out, "out")](const Step& s, Worker w) {
+  append("add", [k = kernels_, a = view(x, "x"), b = view(y, "y"), to = view(out, "out")](const Step& s, Worker w) {
     k->add(a, b, s.rows, to, w);
   });
 }
@@ -124,20 +130,20 @@ void Program::add(Slot x, Slot y, Slot out) {
 void Program::softcap(Slot x, float cap, Slot out) {
   require(x.width == out.width, "softcap: both arrays must have the same width");
   require(cap > 0, "softcap: the cap must be positive");
-  append([k = kernels_, a = view(x, "x"), cap, to = view(out, "out")](const Step& s, Worker w) {
+  append("softcap", [k = kernels_, a = view(x, "x"), cap, to = view(out, "out")](const Step& s, Worker w) {
     k->softcap(a, cap, s.rows, to, w);
   });
 }
 
 void Program::rms_norm(Slot x, const VectorParameter& weight, float eps, Slot out) {
   require(x.width == weight.size && out.width == weight.size, "rms_norm: x, weight and out must have the same width");
-  append([k = kernels_, a = view(x, "x"), p = weight.data.as<float>(), eps, to = view(out, "out")](
+  append("rms_norm", [k = kernels_, a = view(x, "x"), p = weight.data.as<float>(), eps, to = view(out, "out")](
              const Step& s, Worker w) { k->rms_norm(a, p, eps, s.rows, to, w); });
 }
 
 void Program::rms_norm_quantize(Slot x, const VectorParameter& weight, float eps, Slot out, QuantSlot quantized) {
   require(x.width == weight.size && out.width == weight.size, "rms_norm: x, weight and out must have the same width");
-  append([k = kernels_, a = view(x, "x"), p = weight.data.as<float>(), eps, to = view(out, "out"),
+  append("rms_norm_quantize", [k = kernels_, a = view(x, "x"), p = weight.data.as<float>(), eps, to = view(out, "out"),
           q = quant_rows(quantized.offset, out.width, quantized.group)](const Step& s, Worker w) {
     k->rms_norm_quantize(a, p, eps, s.rows, to, q, w);
   });
@@ -145,27 +151,27 @@ void Program::rms_norm_quantize(Slot x, const VectorParameter& weight, float eps
 
 void Program::head_norm(Slot x, const VectorParameter& weight, float eps) {
   require(weight.size > 0 && x.width % weight.size == 0, "head_norm: the width must be a multiple of the weight's");
-  append([k = kernels_, a = view(x, "x"), p = weight.data.as<float>(), eps, size = weight.size](
+  append("head_norm", [k = kernels_, a = view(x, "x"), p = weight.data.as<float>(), eps, size = weight.size](
              const Step& s, Worker w) { k->head_norm(a, p, eps, size, s.rows, w); });
 }
 
 void Program::rope_table(const RopeParameter& rope, Slot out) {
   require(!is_recording_logits_, "rope belongs to the forward part: logits have no positions");
   require(out.width == 2 * rope.half, "rope_table: out must have width " + text(2 * rope.half));
-  append([k = kernels_, f = rope.frequencies.as<float>(), half = rope.half, scale = rope.scale, to = view(out, "out")](
+  append("rope_table", [k = kernels_, f = rope.frequencies.as<float>(), half = rope.half, scale = rope.scale, to = view(out, "out")](
              const Step& s, Worker w) { k->rope_table(f, half, scale, s.positions, s.rows, to, w); });
 }
 
 void Program::rope(Slot x, Slot table, int head_size) {
   require(head_size > 0 && table.width % 2 == 0 && table.width <= head_size && x.width % head_size == 0,
           "rope: x must hold whole heads of " + text(head_size) + " columns, at least as wide as the table of frequencies");
-  append([k = kernels_, a = view(x, "x"), t = view(table, "table"), head_size](const Step& s, Worker w) {
+  append("rope", [k = kernels_, a = view(x, "x"), t = view(table, "table"), head_size](const Step& s, Worker w) {
     k->rope(a, t, head_size, s.rows, w);
   });
 }
 
 void Program::quantize(Slot x, int64_t quant_offset, int group) {
-  append([k = kernels_, a = view(x, "x"), q = quant_rows(quant_offset, x.width, group)](const Step& s, Worker w) {
+  append("quantize", [k = kernels_, a = view(x, "x"), q = quant_rows(quant_offset, x.width, group)](const Step& s, Worker w) {
     k->quantize_rows(a, s.rows, q, w);
   });
 }
@@ -174,7 +180,7 @@ void Program::matmul_i8(const PackedI8& matrix, int64_t quant_offset, Slot out, 
                         const Slot* residual, Act act) {
   const MatrixI8 m = matrix.matrix();
   const Epilogue e = epilogue(out, m.n, matrix.is_gated(), bias, residual, act);
-  append([k = kernels_, m, q = quant_rows(quant_offset, m.k, kQuantGroup), e](const Step& s, Worker w) {
+  append(matmul_name("i8", m.k, m.n), [k = kernels_, m, q = quant_rows(quant_offset, m.k, kQuantGroup), e](const Step& s, Worker w) {
     k->matmul_i8(m, q, s.rows, e, w);
   });
 }
@@ -183,7 +189,7 @@ void Program::matmul_grouped(const PackedGrouped& matrix, int64_t quant_offset, 
                              const Slot* residual, Act act) {
   const MatrixGrouped m = matrix.matrix();
   const Epilogue e = epilogue(out, m.n, matrix.is_gated(), bias, residual, act);
-  append([k = kernels_, m, q = quant_rows(quant_offset, m.k, kWeightGroup), e](const Step& s, Worker w) {
+  append(matmul_name("grouped", m.k, m.n), [k = kernels_, m, q = quant_rows(quant_offset, m.k, kWeightGroup), e](const Step& s, Worker w) {
     k->matmul_grouped(m, q, s.rows, e, w);
   });
 }
@@ -193,7 +199,7 @@ void Program::matmul_f32(const PackedF32& matrix, Slot x, Slot out, const Vector
   const MatrixF32 m = matrix.matrix();
   require(x.width == m.k, "a matrix of " + text(m.k) + " columns cannot multiply rows of " + text(x.width));
   const Epilogue e = epilogue(out, m.n, matrix.is_gated(), bias, residual, act);
-  append([k = kernels_, m, a = view(x, "x"), e](const Step& s, Worker w) { k->matmul_f32(m, a, s.rows, e, w); });
+  append(matmul_name("f32", m.k, m.n), [k = kernels_, m, a = view(x, "x"), e](const Step& s, Worker w) { k->matmul_f32(m, a, s.rows, e, w); });
 }
 
 void Program::write_kv(Slot k, Slot v, CacheLayer layer) {
@@ -203,7 +209,7 @@ void Program::write_kv(Slot k, Slot v, CacheLayer layer) {
   const KVStore kv = store(layer);
   int& reach = group_windows_[static_cast<size_t>(layer.group)];
   reach = std::max(reach, 1);  // the blocks it writes
-  append([kernels = kernels_, keys = view(k, "k"), values = view(v, "v"), kv, g = layer.group](
+  append("write_kv", [kernels = kernels_, keys = view(k, "k"), values = view(v, "v"), kv, g = layer.group](
              const Step& s, Worker w) { kernels->write_kv(keys, values, kv, s.batches[g], w); });
 }
 
@@ -222,7 +228,7 @@ void Program::paged_attention(Slot q, CacheLayer layer, float scale, int window,
   int& reach = group_windows_[static_cast<size_t>(layer.group)];
   reach = std::max(reach, window == 0 ? kUnlimited : window);
   const Attention a{scale, window, softcap, q.width / kv.head_size};
-  append([this, kv, a, from = view(q, "q"), to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
+  append("paged_attention", [this, kv, a, from = view(q, "q"), to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
     const Batch& batch = s.batches[g];
     if (kernels_->paged_attention(from, kv, batch, a, to, scratch_.as<void>(), w)) {
       pool_->barrier();
@@ -254,7 +260,7 @@ void Program::conv1d(Slot x, const VectorParameter& weight, const VectorParamete
           "conv1d: " + text(taps) + " taps of " + text(x.width) + " channels do not keep " + text(layer.conv_values) +
               " floats");
   const float* offsets = bias ? bias->data.as<float>() : nullptr;
-  append([k = kernels_, from = view(x, "x"), p = weight.data.as<float>(), offsets, taps, state = state_store(layer),
+  append("conv1d", [k = kernels_, from = view(x, "x"), p = weight.data.as<float>(), offsets, taps, state = state_store(layer),
           to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
     k->conv1d(from, p, offsets, taps, state, s.batches[g], to, w);
   });
@@ -277,7 +283,7 @@ void Program::ssm_scan(const ScanSlots& in, const ScanParameter& scan, StateLaye
   const ScanInputs inputs{view(in.x, "x"), view(in.dt, "dt"), view(in.b, "b"), view(in.c, "c")};
   StateStore state = state_store(layer);
   state.begin = layer.conv_values * 4;
-  append([k = kernels_, inputs, p, state, to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
+  append("ssm_scan", [k = kernels_, inputs, p, state, to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
     k->ssm_scan(inputs, p, state, s.batches[g], to, w);
   });
 }
@@ -286,20 +292,25 @@ void Program::gated_rms_norm(Slot x, Slot gate, const VectorParameter& weight, f
   require(x.width == weight.size && gate.width == weight.size && out.width == weight.size,
           "gated_rms_norm: x, gate, weight and out must have the same width");
   require(group_size > 0 && x.width % group_size == 0, "gated_rms_norm: the width must be a multiple of the group's");
-  append([k = kernels_, a = view(x, "x"), b = view(gate, "gate"), p = weight.data.as<float>(), eps, group_size,
+  append("gated_rms_norm", [k = kernels_, a = view(x, "x"), b = view(gate, "gate"), p = weight.data.as<float>(), eps, group_size,
           to = view(out, "out")](const Step& s, Worker w) {
     k->gated_rms_norm(a, b, p, eps, group_size, s.rows, to, w);
   });
 }
 
-void Program::barrier() { append({}); }
+void Program::barrier(bool is_by_units, bool is_by_rows) {
+  append("barrier", {});
+  Instruction& added = (is_recording_logits_ ? logits_part_ : forward_).back();
+  added.is_by_units = is_by_units;
+  added.is_by_rows = is_by_rows;
+}
 
 void Program::begin_logits(Slot hidden, Slot gathered) {
   require(!is_recording_logits_, "begin_logits() was called twice");
   require(hidden.width == gathered.width, "begin_logits: both arrays must have the same width");
   const View from = view(hidden, "hidden");
   is_recording_logits_ = true;
-  append([k = kernels_, from, to = view(gathered, "gathered")](const Step& s, Worker w) {
+  append("gather", [k = kernels_, from, to = view(gathered, "gathered")](const Step& s, Worker w) {
     k->embed_f32(from, s.tokens, s.rows, to, w);
   });
 }

@@ -8,8 +8,11 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels.h"
@@ -124,8 +127,9 @@ class Program {
   void conv1d(Slot x, const VectorParameter& weight, const VectorParameter* bias, StateLayer layer, Slot out);
   void ssm_scan(const ScanSlots& in, const ScanParameter& scan, StateLayer layer, Slot out);
   void gated_rms_norm(Slot x, Slot gate, const VectorParameter& weight, float eps, int group_size, Slot out);
-  // What follows must not start before all workers have ended what precedes.
-  void barrier();
+  // What follows must not start before all workers have ended what precedes: in steps whose row-wise kernels cut their
+  // work evenly, in steps where they go by rows (Worker::by_rows), or in both.
+  void barrier(bool is_by_units, bool is_by_rows);
   // Ends the forward part. The logits part starts by gathering the chosen rows of `hidden`.
   void begin_logits(Slot hidden, Slot gathered);
   void end(Slot logits);
@@ -135,6 +139,9 @@ class Program {
   // [num_rows][stride of the logits slot], valid until the next call.
   const float* logits(const int32_t* rows, int num_rows);
   Slot logits_slot() const { return logits_; }
+  // Seconds that all workers together spent in each kind of instruction since the last call, most first. The first
+  // call turns the measuring on: two clock reads an instruction.
+  std::vector<std::pair<std::string, double>> profile();
 
  private:
   // What an instruction sees of the step it runs in.
@@ -145,10 +152,15 @@ class Program {
     const Batch* batches;      // one per group
   };
   using Run = std::function<void(const Step&, Worker)>;
+  struct Instruction {
+    std::string name;
+    Run run;  // empty: a barrier
+    bool is_by_units = true, is_by_rows = true;  // in which steps a barrier stands (Worker::by_rows)
+  };
 
   static constexpr int kUnlimited = INT32_MAX;
 
-  void append(Run run);
+  void append(std::string name, Run run);
   int max_rows() const { return is_recording_logits_ ? limits_.max_logit_rows : limits_.max_tokens; }
   View view(Slot slot, const char* name) const;
   QuantRows quant_rows(int64_t offset, int k, int group) const;
@@ -160,20 +172,23 @@ class Program {
   void check_sequence(const StepArrays& step, int seq) const;
   void check_blocks(const StepArrays& step, int seq, size_t group, int begin, int end) const;
   void check_block(const int32_t* blocks, int64_t index, int seq) const;
-  void execute(const std::vector<Run>& part, const Step& step);
+  void execute(const std::vector<Instruction>& part, const Step& step, bool by_rows);
+  void run_one(const Instruction& instruction, const Step& step, Worker w);
 
   std::shared_ptr<ThreadPool> pool_;
   const Kernels* kernels_;
   std::shared_ptr<KVCache> cache_;
   ProgramLimits limits_;
   AlignedBuffer arena_, scratch_;
-  std::vector<Run> forward_, logits_part_;  // an empty function is a barrier
+  std::vector<Instruction> forward_, logits_part_;
   bool is_recording_logits_ = false;
   int64_t vocab_;                   // the smallest table's: tokens must be below
   std::vector<int> group_windows_;  // the farthest look back of a group's layers, in tokens; 0: no keys and values
   std::vector<bool> is_state_;      // whether a group's blocks hold states
   Slot logits_{};
   int num_tokens_ = 0;  // of the last forward()
+  bool is_timed_ = false;
+  std::vector<std::map<const Instruction*, double>> seconds_;  // of each worker
   std::mutex running_;
 };
 

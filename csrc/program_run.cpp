@@ -1,5 +1,6 @@
 // The running half of Program: checks of a step's values, then the list of kernels on every worker.
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 #include <string>
 
@@ -9,6 +10,9 @@ namespace octavo {
 namespace {
 
 std::string text(int64_t value) { return std::to_string(value); }
+
+// From so many rows a worker on, each reads all weights for its own rows; below, its part of the weights for all rows.
+constexpr int kRowsPerWorker = 32;
 
 [[noreturn]] void fail(const std::string& message) { throw std::invalid_argument(message); }
 
@@ -84,16 +88,44 @@ void Program::check_step(const StepArrays& step) const {
   }
 }
 
-void Program::execute(const std::vector<Run>& part, const Step& step) {
+void Program::run_one(const Instruction& instruction, const Step& step, Worker w) {
+  if (instruction.run) {
+    instruction.run(step, w);
+  } else if (w.by_rows ? instruction.is_by_rows : instruction.is_by_units) {
+    pool_->barrier();
+  }
+}
+
+void Program::execute(const std::vector<Instruction>& part, const Step& step, bool by_rows) {
   pool_->run([&](Worker w) {
-    for (const Run& run : part) {
-      if (run) {
-        run(step, w);
-      } else {
-        pool_->barrier();
-      }
+    w.by_rows = by_rows;
+    if (!is_timed_) {
+      for (const Instruction& instruction : part) run_one(instruction, step, w);
+      return;
+    }
+    using Clock = std::chrono::steady_clock;
+    std::map<const Instruction*, double>& seconds = seconds_[static_cast<size_t>(w.id)];
+    Clock::time_point begin = Clock::now();
+    for (const Instruction& instruction : part) {
+      run_one(instruction, step, w);
+      const Clock::time_point end = Clock::now();
+      seconds[&instruction] += std::chrono::duration<double>(end - begin).count();
+      begin = end;
     }
   });
+}
+
+std::vector<std::pair<std::string, double>> Program::profile() {
+  std::lock_guard<std::mutex> lock(running_);
+  std::map<std::string, double> sums;
+  for (const auto& seconds : seconds_) {
+    for (const auto& [instruction, value] : seconds) sums[instruction->name] += value;
+  }
+  is_timed_ = true;
+  seconds_.assign(static_cast<size_t>(pool_->num_threads()), {});
+  std::vector<std::pair<std::string, double>> sorted(sums.begin(), sums.end());
+  std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  return sorted;
 }
 
 void Program::forward(const StepArrays& step) {
@@ -106,7 +138,8 @@ void Program::forward(const StepArrays& step) {
   }
   num_tokens_ = step.num_tokens;
   if (step.num_tokens == 0) return;
-  execute(forward_, {step.num_tokens, step.tokens, step.positions, batches.data()});
+  const bool by_rows = step.num_tokens >= kRowsPerWorker * pool_->num_threads();
+  execute(forward_, {step.num_tokens, step.tokens, step.positions, batches.data()}, by_rows);
 }
 
 const float* Program::logits(const int32_t* rows, int num_rows) {
@@ -120,7 +153,7 @@ const float* Program::logits(const int32_t* rows, int num_rows) {
       fail("logit row " + text(rows[i]) + " is not one of the last step's " + text(num_tokens_) + " tokens");
     }
   }
-  if (num_rows > 0) execute(logits_part_, {num_rows, rows, nullptr, nullptr});
+  if (num_rows > 0) execute(logits_part_, {num_rows, rows, nullptr, nullptr}, false);
   return arena_.as<float>() + logits_.offset;
 }
 

@@ -183,6 +183,21 @@ OCTAVO_INLINE f32x16 abs(f32x16 a) {
   return a;
 }
 
+OCTAVO_INLINE i32x16 max(i32x16 a, i32x16 b) {
+  OCTAVO_EACH a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
+  return a;
+}
+OCTAVO_INLINE i32x16 bits_of(f32x16 a) {
+  i32x16 r;
+  OCTAVO_EACH r.v[i] = (ivec)a.v[i];
+  return r;
+}
+OCTAVO_INLINE float float_of(int32_t bits) {
+  float r;
+  std::memcpy(&r, &bits, sizeof r);
+  return r;
+}
+
 // Lane by lane: a < b ? x : y. False where a or b is NaN.
 OCTAVO_INLINE f32x16 select_less(f32x16 a, f32x16 b, f32x16 x, f32x16 y) {
   OCTAVO_EACH x.v[i] = a.v[i] < b.v[i] ? x.v[i] : y.v[i];
@@ -242,6 +257,16 @@ OCTAVO_INLINE float reduce_max(f32x16 a) {
   const fvec4 b = fold_to_four(a, [](auto x, auto y) __attribute__((always_inline)) { return x > y ? x : y; });
   const float even = b[0] > b[2] ? b[0] : b[2], odd = b[1] > b[3] ? b[1] : b[3];
   return even > odd ? even : odd;
+}
+OCTAVO_INLINE int32_t reduce_max(i32x16 a) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_epi32((__m512i)a.v[0]);
+#else
+  int32_t x[16], largest = INT32_MIN;
+  store(x, a);
+  for (int i = 0; i < 16; ++i) largest = x[i] > largest ? x[i] : largest;
+  return largest;
+#endif
 }
 OCTAVO_INLINE int32_t reduce_add(i32x16 a) {
 #if defined(__AVX512F__)
@@ -413,6 +438,13 @@ struct Range {
 template <class W>
 OCTAVO_INLINE Range range_of(int64_t count, const W& w) {
   return {count * w.id / w.count, count * (w.id + 1) / w.count};
+}
+// The same of `rows` rows of `units` units each.
+template <class W>
+OCTAVO_INLINE Range range_of(int64_t rows, int64_t units, const W& w) {
+  if (!w.by_rows) return range_of(rows * units, w);
+  const Range mine = range_of(rows, w);
+  return {mine.begin * units, mine.end * units};
 }
 
 }  // namespace OCTAVO_ISA

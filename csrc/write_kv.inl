@@ -14,7 +14,7 @@ OCTAVO_INLINE void convert(const float* from, int count, uint16_t* to) {
 }
 
 // One run: `count` rows from `row` on, all in one block from `slot` on, for one kv head. `head` is its K. The second
-// form is for int8: its scales lie before K.
+// form is for int8: its scales lie before K. Keys are transposed in pieces of 16 x 16, so that lines are filled at once.
 template <class T>
 OCTAVO_INLINE void write_run(const View& k, const View& v, int64_t row, int count, int kv_head, int head_size,
                              int block_size, int slot, T* head) {
@@ -23,10 +23,14 @@ OCTAVO_INLINE void write_run(const View& k, const View& v, int64_t row, int coun
   for (int i = 0; i < count; ++i) convert(v.data + (row + i) * v.ld + column, head_size, values + i * head_size);
   for (int d = 0; d < head_size; d += 16) {
     const int lanes = head_size - d < 16 ? head_size - d : 16;
-    for (int i = 0; i < count; ++i) {
-      T key[16];
-      convert(k.data + (row + i) * k.ld + column + d, lanes, key);
-      for (int j = 0; j < lanes; ++j) head[int64_t{d + j} * block_size + slot + i] = key[j];
+    for (int first = 0; first < count; first += 16) {
+      const int tokens = count - first < 16 ? count - first : 16;
+      T keys[16][16];
+      for (int i = 0; i < tokens; ++i) convert(k.data + (row + first + i) * k.ld + column + d, lanes, keys[i]);
+      for (int j = 0; j < lanes; ++j) {
+        T* to = head + int64_t{d + j} * block_size + slot + first;
+        for (int i = 0; i < tokens; ++i) to[i] = keys[i][j];
+      }
     }
   }
 }
@@ -82,28 +86,60 @@ OCTAVO_INLINE void write_run(const View& k, const View& v, int64_t row, int coun
   }
 }
 
+// Rows that follow one another in one block, from `row` on. `head` is K of the block and one kv head.
+template <class T>
+struct Run {
+  int64_t row, end;
+  int slot;
+  T* head;
+};
+
+// The run that begins at `row` and ends before `end`; `seq` is moved to the row's sequence.
+template <class T>
+OCTAVO_INLINE Run<T> run_at(int64_t row, int64_t end, int kv_head, const KVStore& kv, const Batch& b, int* seq) {
+  while (b.query_starts[*seq + 1] <= row) ++*seq;
+  const int32_t* table = b.block_table + b.table_rows[*seq] * b.max_blocks;
+  const int block = b.positions[row] / kv.block_size, slot = b.positions[row] % kv.block_size;
+  int64_t run_end = row + kv.block_size - slot;
+  if (run_end > b.query_starts[*seq + 1]) run_end = b.query_starts[*seq + 1];
+  if (run_end > end) run_end = end;
+  char* head = static_cast<char*>(kv.data) + table[block] * kv.block_bytes +
+               kv_head * kv_head_bytes(kv.type, kv.head_size, kv.block_size) + kv_scale_bytes(kv.type, kv.block_size);
+  return {row, run_end, slot, reinterpret_cast<T*>(head)};
+}
+
+// Asks for the lines of a run: stores wait for their lines one after another, requests do not.
+template <class T>
+OCTAVO_INLINE void prefetch_run(const Run<T>& run, const KVStore& kv) {
+  const int64_t line = 64 / sizeof(T), size = int64_t{kv.head_size} * kv.block_size;
+  const int64_t step = kv.block_size < line ? line : kv.block_size;
+  for (int64_t i = run.slot; i < size; i += step) prefetch_write(run.head + i);
+  const T* values = run.head + size + int64_t{run.slot} * kv.head_size;
+  for (int64_t i = 0; i < (run.end - run.row) * kv.head_size; i += line) prefetch_write(values + i);
+}
+
 // Rows [begin, end) of one kv head; `seq` is the sequence of row `begin`.
 template <class T>
 OCTAVO_INLINE void write_head(const View& k, const View& v, const KVStore& kv, const Batch& b, int kv_head, int64_t begin,
                               int64_t end, int seq) {
-  for (int64_t row = begin; row < end;) {
-    while (b.query_starts[seq + 1] <= row) ++seq;
-    const int32_t* table = b.block_table + b.table_rows[seq] * b.max_blocks;
-    const int block = b.positions[row] / kv.block_size, slot = b.positions[row] % kv.block_size;
-    int64_t run_end = row + kv.block_size - slot;
-    if (run_end > b.query_starts[seq + 1]) run_end = b.query_starts[seq + 1];
-    if (run_end > end) run_end = end;
-    char* head = static_cast<char*>(kv.data) + table[block] * kv.block_bytes +
-                 kv_head * kv_head_bytes(kv.type, kv.head_size, kv.block_size) + kv_scale_bytes(kv.type, kv.block_size);
-    write_run(k, v, row, static_cast<int>(run_end - row), kv_head, kv.head_size, kv.block_size, slot,
-              reinterpret_cast<T*>(head));
-    row = run_end;
+  Run<T> next = run_at<T>(begin, end, kv_head, kv, b, &seq);
+  prefetch_run(next, kv);
+  while (next.row < end) {
+    const Run<T> run = next;
+    if (run.end < end) {
+      next = run_at<T>(run.end, end, kv_head, kv, b, &seq);
+      prefetch_run(next, kv);
+    } else {
+      next.row = end;
+    }
+    write_run(k, v, run.row, static_cast<int>(run.end - run.row), kv_head, kv.head_size, kv.block_size, run.slot,
+              run.head);
   }
 }
 
 static void write_kv(const View& k, const View& v, const KVStore& kv, const Batch& b, Worker w) {
   const int heads = kv.num_kv_heads;
-  const Range units = range_of(int64_t{b.num_tokens} * heads, w);  // unit = row * heads + head
+  const Range units = range_of(b.num_tokens, heads, w);  // unit = row * heads + head
   if (units.begin >= units.end) return;
   int seq = 0;
   while (b.query_starts[seq + 1] <= units.begin / heads) ++seq;

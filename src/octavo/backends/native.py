@@ -146,10 +146,11 @@ class NativeBackend:
             ),
         )
         for part in (recorder.instructions[:num_forward], recorder.instructions[num_forward:]):
-            barriers = BarrierPlan()
+            plans = BarrierPlan(by_rows=False), BarrierPlan(by_rows=True)
             for instruction in part:
-                if barriers.needs_barrier(instruction):
-                    program.barrier()
+                by_units, by_rows = (plan.needs_barrier(instruction) for plan in plans)
+                if by_units or by_rows:
+                    program.barrier(by_units, by_rows)
                 instruction.emit(program)
         program.end(logits.slot)
         return NativeRunner(program, kv_cache)

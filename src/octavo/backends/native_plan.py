@@ -1,8 +1,9 @@
 """Planning of a recorded program: where every array lies in one arena, and where barriers stand.
 
-An instruction names what it reads and writes; nothing here knows what it computes. Two arrays may share
-memory if the last use of one comes before the first use of the other. A barrier stands before an instruction
-that reads what was written since the last barrier, or writes what was read or written since.
+An instruction names what it reads and writes; nothing here knows what it computes. Two arrays of the same layout
+may share memory if the last use of one comes before the first use of the other. A barrier stands before an
+instruction that reads what was written since the last barrier, or writes what was read or written since. In large
+steps each worker has the same rows in all row-wise instructions, which then need no barrier between them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Buffer:
 
     num_floats: int
     stride: int = 0  # floats between rows; 0: not an array
+    quantised: tuple[int, int] = (0, 0)  # columns and group of quantised rows
     offset: int = -1  # floats from the start of the arena, once planned
     first_use: int = -1  # index of an instruction
     last_use: int = -1
@@ -31,6 +33,11 @@ class Buffer:
     @property
     def end(self) -> int:
         return self.offset + self.num_floats
+
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """Where each row lies. Row r of equal layouts at the same offset is the same memory."""
+        return (self.num_floats, self.stride, *self.quantised)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,7 @@ class Instruction:
     emit: Callable[[_native.Program], None]
     reads: tuple[Columns, ...]
     writes: tuple[Columns, ...]
+    is_row_wise: bool = True  # row r of what it writes depends on row r of what it reads
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -90,39 +98,44 @@ def mark_uses(instructions: Sequence[Instruction], kept: Sequence[Buffer]) -> li
 
 
 def place(buffers: Sequence[Buffer]) -> int:
-    """Give every buffer an offset, largest first, at the lowest place free for its life → arena floats."""
-    placed: list[Buffer] = []
-    for buffer in sorted(buffers, key=lambda b: (-b.num_floats, b.first_use)):
-        offset = 0
-        for other in sorted(placed, key=lambda b: b.offset):
-            is_apart = other.last_use < buffer.first_use or buffer.last_use < other.first_use
-            if is_apart or other.end <= offset:
-                continue
-            if other.offset >= offset + buffer.num_floats:
-                break
-            offset = other.end
-        buffer.offset = offset
-        placed.append(buffer)
-    return max((b.end for b in placed), default=0)
+    """Give every buffer an offset: the first of its layout's that is free for its life → arena floats."""
+    ends: dict[tuple[int, ...], list[Buffer]] = {}  # by layout: the last user of each offset
+    num_floats = 0
+    for buffer in sorted(buffers, key=lambda b: b.first_use):
+        users = ends.setdefault(buffer.layout, [])
+        free = next((i for i, user in enumerate(users) if user.last_use < buffer.first_use), None)
+        if free is None:
+            buffer.offset = num_floats
+            num_floats += buffer.num_floats
+            users.append(buffer)
+        else:
+            buffer.offset = users[free].offset
+            users[free] = buffer
+    return num_floats
 
 
 class BarrierPlan:
     """Decides, instruction after instruction, whether a barrier must come first."""
 
-    def __init__(self) -> None:
-        self._read: list[Columns] = []
-        self._written: list[Columns] = []
+    def __init__(self, by_rows: bool) -> None:
+        """`by_rows`: for steps in which row-wise instructions go by rows."""
+        self._by_rows = by_rows
+        self._issued: list[Instruction] = []  # since the last barrier
 
     def needs_barrier(self, instruction: Instruction) -> bool:
         """Whether to put a barrier before `instruction`, which is then taken as issued."""
-        needed = _any_overlap(instruction.reads, self._written) or _any_overlap(
-            instruction.writes, self._read + self._written
-        )
+        needed = any(self._conflict(earlier, instruction) for earlier in self._issued)
         if needed:
-            self._read, self._written = [], []
-        self._read.extend(instruction.reads)
-        self._written.extend(instruction.writes)
+            self._issued = []
+        self._issued.append(instruction)
         return needed
+
+    def _conflict(self, earlier: Instruction, later: Instruction) -> bool:
+        if self._by_rows and earlier.is_row_wise and later.is_row_wise:
+            return False
+        return _any_overlap(later.reads, earlier.writes) or _any_overlap(
+            later.writes, earlier.reads + earlier.writes
+        )
 
 
 def _any_overlap(left: Sequence[Columns], right: Sequence[Columns]) -> bool:

@@ -159,6 +159,7 @@ class Recorder:
             (out,),
             (self._storages[layer.storage],),
             (self._scratch,),
+            is_row_wise=False,
         )
         return out
 
@@ -166,7 +167,12 @@ class Recorder:
         state_layer, out = self._state_layer(layer), self._new(x.width)
         state = (self._storages[layer.storage],)
         self._append(
-            lambda p: p.conv1d(x.slot, weight, bias, state_layer, out.slot), (x,), (out,), state, state
+            lambda p: p.conv1d(x.slot, weight, bias, state_layer, out.slot),
+            (x,),
+            (out,),
+            state,
+            state,
+            is_row_wise=False,
         )
         return out
 
@@ -185,7 +191,7 @@ class Recorder:
             inputs = _native.ScanSlots(x.slot, dt.slot, b.slot, c.slot)
             p.ssm_scan(inputs, parameters, state_layer, out.slot)
 
-        self._append(emit, (x, dt, b, c), (out,), state, state)
+        self._append(emit, (x, dt, b, c), (out,), state, state, is_row_wise=False)
         return out
 
     def gated_rms_norm(
@@ -203,7 +209,9 @@ class Recorder:
         """End the forward part: what follows computes on chosen rows of `hidden`."""
         self._rows = max_logit_rows
         gathered = self._new(hidden.width)
-        self._append(lambda p: p.begin_logits(hidden.slot, gathered.slot), (hidden,), (gathered,))
+        self._append(
+            lambda p: p.begin_logits(hidden.slot, gathered.slot), (hidden,), (gathered,), is_row_wise=False
+        )
         return gathered
 
     def result(self, x: Value) -> Value:
@@ -260,7 +268,9 @@ class Recorder:
         self._check_usable((x,))
         quantised = self._quantised.get((x, group))
         if quantised is None:
-            quantised = Columns(Buffer(_native.quant_floats(self._rows, x.width, group)))
+            quantised = Columns(
+                Buffer(_native.quant_floats(self._rows, x.width, group), quantised=(x.width, group))
+            )
             self._quantised[x, group] = quantised
             norm = self._last_norm
             if norm is not None and norm.out is x and norm.instruction is self.instructions[-1]:
@@ -286,6 +296,7 @@ class Recorder:
         writes: tuple[Value, ...],
         other_reads: tuple[Columns, ...] = (),
         other_writes: tuple[Columns, ...] = (),
+        is_row_wise: bool = True,
     ) -> None:
         self._check_usable(reads)
         self.instructions.append(
@@ -293,6 +304,7 @@ class Recorder:
                 emit,
                 tuple(x.columns for x in reads) + other_reads,
                 tuple(x.columns for x in writes) + other_writes,
+                is_row_wise,
             )
         )
 
