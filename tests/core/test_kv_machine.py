@@ -7,7 +7,7 @@ too: collisions may cost hits, never content. About 100,000 operations a run.
 
 from __future__ import annotations
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -218,3 +218,42 @@ class KVMachine(RuleBasedStateMachine):
 
 KVMachine.TestCase.settings = settings(max_examples=1700, stateful_step_count=60, deadline=None)
 TestKVMachine = KVMachine.TestCase
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    layout=st.sampled_from(sorted(LAYOUTS)),
+    block_size=st.integers(1, 5),
+    operations=st.lists(
+        st.tuples(
+            st.sampled_from(["grow", "grow", "grow", "fork", "release"]), st.integers(0, 9), st.integers(1, 3)
+        ),
+        max_size=60,
+    ),
+)
+def test_growing_in_a_block_at_hand_leaves_what_the_long_way_leaves(layout, block_size, operations):
+    """The long way looks at every table each time; the short one only where something else than a count changes."""
+    short, long = (KVCacheManager(group_layers(LAYOUTS[layout]), 24, block_size) for _ in range(2))
+    long._quiet_until = lambda table, spec: 0
+    lengths = {0: 0}
+    short.admit(0)
+    long.admit(0)
+    for number, (operation, pick, count) in enumerate(operations, 1):
+        seq = sorted(lengths)[pick % len(lengths)]
+        if operation == "fork":
+            lengths[number] = lengths[seq]
+            short.fork(seq, number)
+            long.fork(seq, number)
+        elif operation == "release" and len(lengths) > 1:
+            del lengths[seq]
+            short.release(seq)
+            long.release(seq)
+        elif operation == "grow":
+            growth = short.grow(seq, lengths[seq] + count)
+            assert growth == long.grow(seq, lengths[seq] + count)
+            lengths[seq] += count if growth is not None else 0
+        invariants.check(short)
+        assert list(short.pool.free_ids()) == list(long.pool.free_ids())
+        assert short.stats() == long.stats()
+        for seq in lengths:
+            assert [t.block_ids for t in short.tables[seq]] == [t.block_ids for t in long.tables[seq]]

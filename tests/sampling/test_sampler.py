@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from octavo.core.block import SeqId
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.step import Sample, TokenLogprobs
-from octavo.sampling.sampler import SampleError, Sampler, SampleState
+from octavo.core.step import TokenLogprobs
+from octavo.sampling.sampler import Sampler, SampleState
 
 F32 = NDArray[np.float32]
 INF = math.inf
@@ -35,9 +35,9 @@ def token(values: list[float] | F32, output: list[int] | None = None, **fields: 
     """The token drawn from one row."""
     scores = np.array([values], np.float32)
     sampler = Sampler(scores.shape[1])
-    (sample,) = sampler.sample([state(sampler, output, **fields)], scores)
-    assert isinstance(sample, Sample)
-    return sample.token_id
+    (token_id,) = sampler.sample([state(sampler, output, **fields)], scores).token_ids
+    assert token_id is not None
+    return token_id
 
 
 def support(values: list[float], num_draws: int = 400, **fields: Any) -> set[int]:
@@ -51,9 +51,9 @@ def draws(values: list[float] | F32, num_draws: int, **fields: Any) -> list[int]
     output: list[int] = []
     one = state(sampler, output, **fields)
     for _ in range(num_draws):
-        (sample,) = sampler.sample([one], scores)
-        assert isinstance(sample, Sample)
-        output.append(sample.token_id)
+        (token_id,) = sampler.sample([one], scores).token_ids
+        assert token_id is not None
+        output.append(token_id)
     return output
 
 
@@ -216,9 +216,9 @@ def test_without_a_seed_the_engine_seed_and_the_order_of_arrival_decide() -> Non
         sampler = Sampler(997, engine_seed)
         found = []
         for _ in range(8):
-            (sample,) = sampler.sample([state(sampler, seed=None)], FLAT[None])
-            assert isinstance(sample, Sample)
-            found.append(sample.token_id)
+            (token_id,) = sampler.sample([state(sampler, seed=None)], FLAT[None]).token_ids
+            assert token_id is not None
+            found.append(token_id)
         return found
 
     assert run(0) == run(0)
@@ -232,9 +232,9 @@ def test_a_state_made_anew_in_the_middle_continues_with_the_same_tokens() -> Non
     sampler, output = Sampler(997), whole[:5]
     later = state(sampler, output, **fields)
     while len(output) < 12:
-        (sample,) = sampler.sample([later], FLAT[None])
-        assert isinstance(sample, Sample)
-        output.append(sample.token_id)
+        (token_id,) = sampler.sample([later], FLAT[None]).token_ids
+        assert token_id is not None
+        output.append(token_id)
     assert output == whole
 
 
@@ -255,13 +255,15 @@ def test_a_row_gives_the_same_sample_alone_and_in_any_batch() -> None:
         {"temperature": 0.0, "repetition_penalty": 1.3, "min_tokens": 50, "logprobs": 3},
     ]
 
-    def sampled(order: list[int]) -> dict[int, Sample | SampleError]:
+    def sampled(order: list[int]) -> dict[int, tuple[int | None, TokenLogprobs | None]]:
         sampler = Sampler(vocab)
         states = [
             state(sampler, [r, r + 1], seq_id=r, seed=r, prompt=[r + 2], **kinds[r % len(kinds)])
             for r in order
         ]
-        return dict(zip(order, sampler.sample(states, scores[order]), strict=True))
+        draws = sampler.sample(states, scores[order])
+        logprobs = [draws.logprobs.get(SeqId(r)) for r in order]
+        return dict(zip(order, zip(draws.token_ids, logprobs, strict=True), strict=True))
 
     alone = {r: sampled([r])[r] for r in range(num)}
     for seed in range(3):
@@ -277,25 +279,20 @@ def test_a_broken_row_is_an_error_of_its_sequence_alone() -> None:
     kinds: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0, "top_k": 1}]
     for fields in kinds:
         states = [state(sampler, seq_id=i, **fields) for i in range(5)]
-        results = sampler.sample(states, scores)
-        assert results[0] == Sample(SeqId(0), 2)
-        assert results[2] == Sample(SeqId(2), 0)
+        draws = sampler.sample(states, scores)
+        assert draws.token_ids == [2, None, 0, None, None]
+        assert sorted(draws.failed) == [1, 3, 4]
         for i in (1, 3):
-            broken = results[i]
-            assert isinstance(broken, SampleError)
-            assert broken.seq_id == i
-            assert "output token 0 are not finite" in broken.message
-        masked = results[4]
-        assert isinstance(masked, SampleError)
-        assert "every score is minus infinity" in masked.message
+            assert "output token 0 are not finite" in draws.failed[SeqId(i)]
+        assert "every score is minus infinity" in draws.failed[SeqId(4)]
 
 
 def test_a_row_without_any_token_left_is_an_error() -> None:
     sampler = Sampler(2)
     one = state(sampler, min_tokens=1, stop_token_ids=(1,))
-    (result,) = sampler.sample([one], np.zeros((1, 2), np.float32))
-    assert isinstance(result, SampleError)
-    assert "min_tokens" in result.message
+    draws = sampler.sample([one], np.zeros((1, 2), np.float32))
+    assert draws.token_ids == [None]
+    assert "min_tokens" in draws.failed[SeqId(1)]
 
 
 # ── log-probabilities ───────────────────────────────────────────────────────────────────────────────────
@@ -303,9 +300,8 @@ def test_a_row_without_any_token_left_is_an_error() -> None:
 
 def sample_logprobs(values: list[float], **fields: Any) -> TokenLogprobs | None:
     sampler = Sampler(len(values))
-    (sample,) = sampler.sample([state(sampler, **fields)], np.array([values], np.float32))
-    assert isinstance(sample, Sample)
-    return sample.logprobs
+    draws = sampler.sample([state(sampler, **fields)], np.array([values], np.float32))
+    return draws.logprobs.get(SeqId(1))
 
 
 def test_logprobs_are_absent_unless_wanted() -> None:

@@ -18,7 +18,7 @@ from octavo.core.kv_spec import FullAttentionSpec
 from octavo.core.kv_swap import SwapSpace
 from octavo.core.request import Request, Sequence
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.step import Sample, StepPlan, StepResult
+from octavo.core.step import StepPlan, StepResult
 from octavo.sched.budget import SchedulerConfig
 from octavo.sched.scheduler import Scheduler, SequenceOutput
 
@@ -84,7 +84,7 @@ class Driver:
             for slot in range(self.manager.block_size):
                 if (copy.src, slot) in self._memory:
                     self._memory[copy.dst, slot] = self._memory[copy.src, slot]
-        samples, failed = [], {}
+        drawn, failed = [], {}
         for piece in plan.slices:
             self._write_table(piece)
             if failure == "in":
@@ -93,9 +93,8 @@ class Driver:
             for seq_id in piece.sample_for:
                 if self.scheduler.book.sequences[seq_id][0].request_id in fail:
                     failed[seq_id] = "broken"
-                else:
-                    samples.append(Sample(seq_id, piece.token_ids[-1] + 1))
-        result = StepResult(plan.step, tuple(samples), failed=failed, swap_failure=failure)
+                drawn.append(None if seq_id in failed else piece.token_ids[-1] + 1)
+        result = StepResult(plan.step, drawn, failed=failed, swap_failure=failure)
         for output in self.scheduler.apply(plan, result, 0.0):
             self._record(output)
         invariants.check_swap(self.manager, self.swap)
@@ -155,9 +154,9 @@ class Driver:
 
     def _record(self, output: SequenceOutput) -> None:
         choices = self.choices[output.request_id]
-        choices[output.index] += output.token_ids
+        choices[output.choice] += output.token_ids
         self.outputs[output.request_id] = choices[0]
-        key = output.request_id if len(choices) == 1 else (output.request_id, output.index)
+        key = output.request_id if len(choices) == 1 else (output.request_id, output.choice)
         if output.finish_reason is not None:
             assert key not in self.reasons, "finished twice"
             self.reasons[key] = output.finish_reason

@@ -77,3 +77,15 @@ def test_search_that_is_aborted_frees_everything():
     _, scheduler, manager = run()
     assert scheduler.abort("a")
     invariants.check_idle(manager)
+
+
+def test_search_with_one_beam_that_cannot_be_ranked_ends_as_a_whole():
+    """The other beams' slices come after the failure; applying them once looked for sequences that were gone."""
+    _, scheduler, manager = run()
+    plan = scheduler.step(0.0)
+    assert len(plan.slices) == WIDTH
+    found = {piece.seq_id: ((1, -1.0),) for piece in plan.slices[1:]}
+    result = StepResult(plan.step, (), candidates=found, failed={plan.slices[0].seq_id: "not finite"})
+    (output,) = scheduler.apply(plan, result, 0.0)
+    assert (output.choice, output.finish_reason, output.error) == (0, "error", "not finite")
+    invariants.check_idle(manager)

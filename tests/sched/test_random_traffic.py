@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,3 +53,49 @@ def test_random_traffic(drive, actions, num_blocks, block_size, max_num_seqs, ex
         most = min(max_tokens, 64 - num_prompt, capacity + 1 - num_prompt)
         assert len(got) == most
         assert d.reasons[name] == "length"
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    actions=ACTIONS,
+    num_blocks=st.integers(4, 20),
+    block_size=st.sampled_from([1, 2, 4]),
+    extra_tokens=st.integers(0, 12),
+    prefix_caching=st.booleans(),
+    num_swap_blocks=st.sampled_from([0, 8]),
+    n=st.integers(1, 2),
+)
+def test_the_short_way_of_decoding_plans_what_the_long_way_plans(
+    drive, actions, num_blocks, block_size, extra_tokens, prefix_caching, num_swap_blocks, n
+):
+    mode = "swap" if num_swap_blocks else "recompute"
+    drivers = [
+        drive(
+            num_blocks,
+            block_size,
+            4 + extra_tokens,
+            4,
+            64,
+            prefix_caching,
+            num_swap_blocks,
+            preemption_mode=mode,
+        )
+        for _ in range(2)
+    ]
+    drivers[1].scheduler._continue_decoding = lambda position: position
+    drivers[1].manager._quiet_until = lambda table, spec: 0
+    for d in drivers:
+        for action, x, y in actions:
+            if action == "add":
+                with contextlib.suppress(ContextLengthError):
+                    d.add(f"r{d.num_added}", x, y, n=n)
+            elif action == "step":
+                for _ in range(x):
+                    d.step()
+            else:
+                d.abort(f"r{x}")
+        d.run(max_steps=5000)
+    short, long = drivers
+    assert short.plans == long.plans
+    assert (short.choices, short.reasons) == (long.choices, long.reasons)
+    assert short.scheduler.counters == long.scheduler.counters

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from octavo.core.block import BlockId, SeqId
 from octavo.core.prefix_index import PrefixNode, Tenant
@@ -16,8 +16,7 @@ from octavo.core.stats import CacheStats
 from octavo.core.step import CopyBlock, SwapBlock, TableWrite
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
+class Growth(NamedTuple):
     """What changed when a sequence got more slots."""
 
     table_writes: tuple[TableWrite, ...] = ()

@@ -8,6 +8,7 @@ from the same pool. Full blocks stay findable after their sequence ended, until 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -81,7 +82,8 @@ class KVCacheManager:
         missing = 0
         logical = -(-num_tokens // self.block_size)
         for group, table in zip(self.layout.groups, self.tables[seq_id], strict=True):
-            missing += group.spec.num_stored(max(0, logical - table.num_logical))
+            num_new = logical - len(table.block_ids)
+            missing += group.spec.num_stored(num_new) if num_new > 0 else 0
             missing += self._copy_needed(table, num_tokens)
         return missing
 
@@ -142,20 +144,28 @@ class KVCacheManager:
     # ── blocks ──────────────────────────────────────────────────────────────────────────────────────
 
     def grow(self, seq_id: SeqId, num_tokens: int) -> Growth | None:
-        self.release_skipped(seq_id)
-        if self._fill_last_blocks(seq_id, num_tokens):
+        tables = self.tables[seq_id]
+        for table in tables:
+            if not table.num_tokens <= num_tokens <= table.quiet_until:
+                break
+        else:  # as in most steps
+            for table in tables:
+                self._num_slots_filled += num_tokens - table.num_tokens
+                table.num_tokens = num_tokens
             return _NOTHING_NEW
+        self.release_skipped(seq_id)
         if self.blocks_missing(seq_id, num_tokens) > self.pool.num_free:
             return None
         writes: list[TableWrite] = []
         copies: list[CopyBlock] = []
-        for g, table in enumerate(self.tables[seq_id]):
+        for g, table in enumerate(tables):
             assert num_tokens >= table.num_tokens, f"sequence {seq_id} cannot shrink to {num_tokens}"
             if self._copy_needed(table, num_tokens):
                 copies.append(self._copy_last_block(g, table))
             self._extend(table, self.layout.groups[g].spec, num_tokens)
             writes += _unsent(g, table)
             table.num_sent = table.num_logical
+            table.quiet_until = self._quiet_until(table, self.layout.groups[g].spec)
         return Growth(tuple(writes), tuple(copies))
 
     def grow_all(self, targets: Sequence[tuple[SeqId, int]]) -> tuple[Growth, ...] | None:
@@ -262,36 +272,30 @@ class KVCacheManager:
     def _forked_table(self, table: BlockTable) -> BlockTable:
         for _, block_id in table.held:
             self.pool.share(block_id)
+        table.quiet_until = 0  # its last block is no longer its own
         return BlockTable(self.block_size, list(table.block_ids), table.num_tokens, table.num_skipped)
 
-    def _fill_last_blocks(self, seq_id: SeqId, num_tokens: int) -> bool:
-        """Count the slots up to `num_tokens` as filled if each table has them in a block that it need not share,
-        as in most steps. False, with nothing changed, if not."""
-        tables = self.tables[seq_id]
-        for table in tables:
-            has_slots = table.num_tokens <= num_tokens <= len(table.block_ids) * self.block_size
-            if not has_slots or table.num_sent < len(table.block_ids) or self._copy_needed(table, num_tokens):
-                return False
-        for table in tables:
-            if table.block_ids and table.block_ids[-1] is not None:
-                self._num_slots_filled += num_tokens - table.num_tokens
-            table.num_tokens = num_tokens
-        return True
+    def _quiet_until(self, table: BlockTable, spec: KVCacheSpec) -> int:
+        """The end of the table's last block, or before it the first position where a block slides out of sight."""
+        last = table.block_ids[-1] if table.block_ids else None
+        if last is None or self.pool.is_shared(last):
+            return 0
+        ends = range(table.num_tokens, len(table.block_ids) * self.block_size)
+        if spec.num_skipped(ends.stop, self.block_size) <= table.num_skipped:
+            return ends.stop
+        return ends.start + bisect_right(
+            ends, table.num_skipped, key=lambda end: spec.num_skipped(end, self.block_size)
+        )
 
     def _extend(self, table: BlockTable, spec: KVCacheSpec, num_tokens: int) -> None:
         """Take the blocks up to `num_tokens` and count their slots as filled."""
-        first = max(0, table.num_logical - 1)  # from here on blocks change how far they are filled
-        before = self._filled_from(table, first)
-        num_new = max(0, -(-num_tokens // self.block_size) - table.num_logical)
+        num_new = max(0, -(-num_tokens // self.block_size) - len(table.block_ids))
         num_stored = spec.num_stored(num_new)
         table.block_ids += [None] * (num_new - num_stored)
         table.block_ids += [self.pool.allocate() for _ in range(num_stored)]
+        not_stored = (num_new - num_stored) * self.block_size
+        self._num_slots_filled += num_tokens - table.num_tokens - not_stored
         table.num_tokens = num_tokens
-        self._num_slots_filled += self._filled_from(table, first) - before
-
-    def _filled_from(self, table: BlockTable, first: int) -> int:
-        ids = table.block_ids
-        return sum(table.num_filled(i) for i in range(first, len(ids)) if ids[i] is not None)
 
     def _put_blocks(self, seq_id: SeqId, node: PrefixNode, logical: int, num_computed: int) -> None:
         """Make the blocks of one logical index findable under the prefix that ends with them."""
@@ -305,12 +309,15 @@ class KVCacheManager:
     def release_skipped(self, seq_id: SeqId) -> None:
         """Return the blocks that no query from the next one on can see."""
         for group, table in zip(self.layout.groups, self.tables[seq_id], strict=True):
-            skipped = min(group.spec.num_skipped(table.num_tokens, self.block_size), table.num_logical)
+            skipped = group.spec.num_skipped(table.num_tokens, self.block_size)
+            if skipped <= table.num_skipped:
+                continue
+            skipped = min(skipped, len(table.block_ids))
             for logical in range(table.num_skipped, skipped):
                 if table.block_ids[logical] is not None:
                     self._release_block(table, logical)
                     table.block_ids[logical] = None
-            table.num_skipped = max(table.num_skipped, skipped)
+            table.num_skipped = skipped
 
     def _release_block(self, table: BlockTable, logical: int) -> None:
         block_id = table.block_at(logical)
@@ -334,8 +341,8 @@ class KVCacheManager:
     def _copy_needed(self, table: BlockTable, num_tokens: int) -> bool:
         """Whether writing positions [table.num_tokens, num_tokens) would write into a shared block."""
         return (
-            num_tokens > table.num_tokens
-            and table.num_tokens % self.block_size != 0
+            table.num_tokens % self.block_size != 0
+            and num_tokens > table.num_tokens
             and self.pool.is_shared(table.block_at(-1))
         )
 

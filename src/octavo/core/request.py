@@ -74,6 +74,7 @@ class Request:
     tenant: Tenant = field(default_factory=Tenant)
     arrival_s: float = 0.0
     order: int = 0  # number of arrival, set by the scheduler
+    max_output_tokens: int = 0  # what max_tokens and the context leave, set by the scheduler
     status: RequestStatus = RequestStatus.WAITING
     num_preemptions: int = 0
     num_dropped_tokens: int = 0  # computed ones that the last preemption dropped
@@ -81,9 +82,12 @@ class Request:
     # beam search: candidates of the live sequences that have theirs, until all have
     candidates: dict[SeqId, Candidates] = field(default_factory=dict)
     live: list[Sequence] = field(init=False)  # those without a finish_reason; beams: best first
+    end_ids: frozenset[int] = field(init=False)  # tokens that may end a sequence
 
     def __post_init__(self) -> None:
         self.live = list(self.sequences)
+        eos = frozenset() if self.params.ignore_eos else self.eos_token_ids
+        self.end_ids = eos.union(self.params.stop_token_ids)
 
     @property
     def started(self) -> list[Sequence]:

@@ -8,6 +8,7 @@ decode: a slice is `num_tokens` consecutive tokens of one sequence, wherever it 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -26,7 +27,7 @@ class TableWrite:
 class SequenceSlice(NamedTuple):
     """Compute the tokens at positions [start, start + len(token_ids)) of one sequence.
 
-    A NamedTuple, as Sample: one is made per sequence and step, and a frozen dataclass takes three times as long.
+    A NamedTuple: one is made per sequence and step, and a frozen dataclass takes three times as long.
     """
 
     seq_id: SeqId
@@ -85,7 +86,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(s.token_ids) for s in self.slices)
+        return sum([len(s.token_ids) for s in self.slices])
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +99,14 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Sample(NamedTuple):
-    """The token drawn for one sequence."""
-
-    seq_id: SeqId
-    token_id: int
-    logprobs: TokenLogprobs | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`samples` has one entry for each id in each slice's sample_for, in plan order, but for those that
-    `failed`."""
+    """`token_ids` has one entry for each id in each slice's sample_for, in plan order: the token drawn, None for
+    those that `failed`."""
 
     step: int
-    samples: tuple[Sample, ...]
+    token_ids: Sequence[int | None]
+    logprobs: dict[SeqId, TokenLogprobs] = field(default_factory=dict)  # of the token drawn, where wanted
     # seq_id -> log-probabilities of the prompt tokens at positions [start + 1, end] of this step's slice
     prompt_logprobs: dict[SeqId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     # seq_id of a slice -> its num_candidates most likely (token id, log-probability), best first

@@ -5,8 +5,6 @@ A choice can only be judged when all have ended, so nothing of such a request is
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.text_stops import TextStops
 from octavo.sched.records import SequenceOutput
@@ -29,7 +27,7 @@ class BestOf:
     def is_stopped(self, output: SequenceOutput) -> bool:
         """Whether a choice that would go on has completed a stop string. Asked once of each output, before
         push()."""
-        token_ids = self._token_ids[output.index]
+        token_ids = self._token_ids[output.choice]
         token_ids += output.token_ids
         if self._stops is None or output.finish_reason is not None or not output.token_ids:
             return False
@@ -38,7 +36,7 @@ class BestOf:
     def push(self, output: SequenceOutput) -> list[SequenceOutput]:
         """Nothing until the last choice has ended, then the n best as choices 0 to n - 1, best first; of
         equals the earlier choice."""
-        self._outputs[output.index].append(output)
+        self._outputs[output.choice].append(output)
         if output.finish_reason is None:
             return []
         self._num_running -= 1
@@ -49,7 +47,7 @@ class BestOf:
         for new_index, index in enumerate(ranked[: self._params.n]):
             chosen += [self._renamed(output, new_index) for output in self._outputs[index]]
         # The first choice sampled has the prompt's log-probabilities, whichever choices were chosen
-        chosen[0] = replace(chosen[0], prompt_logprobs=self._outputs[0][0].prompt_logprobs)
+        chosen[0] = chosen[0]._replace(prompt_logprobs=self._outputs[0][0].prompt_logprobs)
         return chosen
 
     def _logprob(self, index: int) -> float:
@@ -61,4 +59,4 @@ class BestOf:
     def _renamed(self, output: SequenceOutput, index: int) -> SequenceOutput:
         """Log-probabilities were drawn for the ranking; they are sent only if they were asked for."""
         logprobs = output.logprobs if self._params.logprobs is not None else None
-        return replace(output, index=index, logprobs=logprobs, prompt_logprobs=None)
+        return output._replace(choice=index, logprobs=logprobs, prompt_logprobs=None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from time import monotonic
 
 from octavo.core import invariants
@@ -178,8 +177,8 @@ class Engine:
         return selection is not None and selection.is_stopped(output)
 
     def _ended(self, output: SequenceOutput) -> SequenceOutput:
-        self.scheduler.abort(output.request_id, output.index)
-        return replace(output, finish_reason="stop")
+        self.scheduler.abort(output.request_id, output.choice)
+        return output._replace(finish_reason="stop")
 
     def _select(self, outputs: list[SequenceOutput]) -> list[SequenceOutput]:
         """Hold back the choices of requests of which only the best are wanted."""
@@ -224,9 +223,12 @@ class Engine:
 
 
 def _delta(output: SequenceOutput) -> TokenDelta:
+    request_id, choice, token_ids, reason, _, logprobs, prompt_logprobs, num_cached, _, _ = output
+    if reason is None and logprobs is None and prompt_logprobs is None:  # as most are
+        return TokenDelta(request_id, choice, [*token_ids], None, None, None, num_cached)
     return TokenDelta(
         request_id=output.request_id,
-        index=output.index,
+        index=output.choice,
         token_ids=list(output.token_ids),
         logprobs=None if output.logprobs is None else [_logprob(output.logprobs)],
         finish_reason=output.finish_reason,

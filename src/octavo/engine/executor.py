@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from time import monotonic
 from typing import Literal
 
@@ -17,12 +18,12 @@ import numpy as np
 from octavo.backends.ops import F32, I32, Limits, Runner, StepInputs
 from octavo.core.block import SeqId
 from octavo.core.request import Request
-from octavo.core.step import CopyBlock, Sample, SequenceSlice, StepPlan, StepResult, TokenLogprobs
+from octavo.core.step import CopyBlock, SequenceSlice, StepPlan, StepResult, TokenLogprobs
 from octavo.engine.best_of import needs_selection
 from octavo.engine.inputs import InputBuilder
 from octavo.engine.prices import PriceMeter
 from octavo.engine.swap_store import SwapStore
-from octavo.sampling.sampler import SampleError, Sampler, SampleState, candidates
+from octavo.sampling.sampler import Draws, Sampler, SampleState, candidates
 
 logger = logging.getLogger(__name__)
 
@@ -110,14 +111,15 @@ class Executor:
         self._runner.forward(inputs)
         self.prices.on_step(plan, monotonic() - started)
         last_rows = inputs.query_starts[1:] - 1  # [S]
-        samples, failed = self._sample(plan, last_rows)
+        draws = self._sample(plan, last_rows)
         candidates, failed_beams = self._candidates(plan, last_rows)
         return StepResult(
             step=plan.step,
-            samples=samples,
+            token_ids=draws.token_ids,
+            logprobs=draws.logprobs,
             prompt_logprobs=self._prompt_logprobs(plan, inputs),
             candidates=candidates,
-            failed=failed | failed_beams,
+            failed=draws.failed | failed_beams,
             swap_failure=swap_failure,
         )
 
@@ -150,20 +152,20 @@ class Executor:
         dst = np.array([c.dst for c in copies], np.int32)
         self._runner.copy_blocks(src, dst)
 
-    def _sample(self, plan: StepPlan, last_rows: I32) -> tuple[tuple[Sample, ...], dict[SeqId, str]]:
+    def _sample(self, plan: StepPlan, last_rows: I32) -> Draws:
         """A token for each sequence that draws from the last row of a slice."""
-        drawing = [(s, seq_id) for s, piece in enumerate(plan.slices) for seq_id in piece.sample_for]
-        samples: list[Sample] = []
-        failed: dict[SeqId, str] = {}
-        for part, logits in self._logits(last_rows[[s for s, _ in drawing]]):
-            drawn = [self._sequences[seq_id] for _, seq_id in drawing[part]]
-            for it, result in zip(drawn, self._sampler.sample([d.state for d in drawn], logits), strict=True):
-                if isinstance(result, SampleError):
-                    failed[result.seq_id] = result.message
-                else:
-                    samples.append(result)
-                    it.output.append(result.token_id)
-        return tuple(samples), failed
+        drawing = [piece.sample_for for piece in plan.slices]
+        sequences = list(map(self._sequences.__getitem__, chain.from_iterable(drawing)))
+        draws = Draws()
+        for part, logits in self._logits(np.repeat(last_rows, list(map(len, drawing)))):
+            found = self._sampler.sample([d.state for d in sequences[part]], logits)
+            draws.token_ids += found.token_ids
+            draws.logprobs |= found.logprobs
+            draws.failed |= found.failed
+        for drawn, token_id in zip(sequences, draws.token_ids, strict=True):
+            if token_id is not None:
+                drawn.output.append(token_id)
+        return draws
 
     def _candidates(
         self, plan: StepPlan, last_rows: I32
@@ -188,11 +190,11 @@ class Executor:
             yield part, self._runner.logits(np.ascontiguousarray(rows[part], np.int32))
 
     def _prompt_logprobs(self, plan: StepPlan, inputs: StepInputs) -> dict[SeqId, tuple[TokenLogprobs, ...]]:
-        found = {}
-        for piece, first_row in zip(plan.slices, inputs.query_starts, strict=False):
-            if piece.prompt_logprobs:
-                found[piece.seq_id] = self._logprobs_of(piece, int(first_row))
-        return found
+        return {
+            piece.seq_id: self._logprobs_of(piece, int(inputs.query_starts[s]))
+            for s, piece in enumerate(plan.slices)
+            if piece.prompt_logprobs
+        }
 
     def _logprobs_of(self, piece: SequenceSlice, first_row: int) -> tuple[TokenLogprobs, ...]:
         """Of the prompt tokens that follow the slice's rows."""

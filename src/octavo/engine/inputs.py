@@ -8,6 +8,8 @@ All arrays are allocated once.
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 
 from octavo.backends.ops import I32, Limits, StepInputs
@@ -26,6 +28,7 @@ class InputBuilder:
         self._free_rows = list(range(limits.max_table_rows - 1, -1, -1))
         self._rows: dict[SeqId, int] = {}
         self._tokens = np.zeros(limits.max_tokens, np.int32)  # [T]
+        self._counting = np.arange(limits.max_tokens, dtype=np.int32)  # [T]
         self._positions = np.zeros(limits.max_tokens, np.int32)  # [T]
         self._query_starts = np.zeros(limits.max_seqs + 1, np.int32)  # [S+1]
         self._seq_lens = np.zeros(limits.max_seqs, np.int32)  # [S]
@@ -38,35 +41,30 @@ class InputBuilder:
             self._free_rows.append(row)
 
     def build(self, plan: StepPlan) -> StepInputs:
-        tokens: list[int] = []
-        positions: list[int] = []
-        starts, lens, rows = [0], [], []
+        """Column by column: nothing here loops over sequences in Python but where a table changed."""
         for piece in plan.slices:
-            tokens += piece.token_ids
-            positions += range(piece.start, piece.end)
-            starts.append(len(tokens))
-            lens.append(piece.end)
-            rows.append(self._write_table(piece))
-        num_seqs, num_tokens = len(lens), len(tokens)
-        return StepInputs(
-            tokens=_fill(self._tokens, tokens, num_tokens),
-            positions=_fill(self._positions, positions, num_tokens),
-            query_starts=_fill(self._query_starts, starts, num_seqs + 1),
-            seq_lens=_fill(self._seq_lens, lens, num_seqs),
-            table_rows=_fill(self._table_rows, rows, num_seqs),
-            block_tables=self._tables,
-        )
+            if piece.table_writes:
+                self._write_table(piece)
+        seq_ids, starts, token_ids = list(zip(*plan.slices, strict=True))[:3]
+        table_rows = _fill(self._table_rows, list(map(self._rows.__getitem__, seq_ids)))
+        tokens = _fill(self._tokens, list(chain.from_iterable(token_ids)))
+        query_starts = self._query_starts[: len(seq_ids) + 1]
+        np.cumsum(list(map(len, token_ids)), out=query_starts[1:])
+        first, lengths = np.array(starts, np.int32), np.diff(query_starts)  # [S], [S]
+        seq_lens = np.add(first, lengths, out=self._seq_lens[: len(seq_ids)])
+        positions = self._positions[: len(tokens)]
+        np.add(np.repeat(first - query_starts[:-1], lengths), self._counting[: len(tokens)], out=positions)
+        return StepInputs(tokens, positions, query_starts, seq_lens, table_rows, self._tables)
 
-    def _write_table(self, piece: SequenceSlice) -> int:
+    def _write_table(self, piece: SequenceSlice) -> None:
         row = self._rows.get(piece.seq_id)
-        if row is None:
+        if row is None:  # a sequence that has no row yet comes with its whole table
             row = self._rows[piece.seq_id] = self._free_rows.pop()
         for write in piece.table_writes:
             self._tables[write.group][row, write.index : write.index + len(write.block_ids)] = write.block_ids
-        return row
 
 
-def _fill(array: I32, values: list[int], count: int) -> I32:
-    view = array[:count]
+def _fill(array: I32, values: list[int]) -> I32:
+    view = array[: len(values)]
     view[:] = values
     return view

@@ -63,20 +63,18 @@ class EngineObserver:
         for decision in self._scheduler.preemptions:
             self._events.on_preempted(decision.request_id, started)
             self._log.write(decision, started)
+        on_tokens = self._events.on_tokens
         for output in outputs:
-            self._observe_output(output, ended)
+            if output.token_ids:
+                on_tokens(output.request_id, len(output.token_ids), ended, output.choice)
+            if output.finish_reason is not None:
+                self._count_end(output.request_id, output.finish_reason, ended)
         self._num_steps += 1
         return self._stats(planned - started, ended - started)
 
     def snapshot(self) -> StepStats:
         """The state between steps: after an abort of the last request no step follows."""
         return self._stats(0.0, 0.0)
-
-    def _observe_output(self, output: SequenceOutput, now: float) -> None:
-        if output.token_ids:
-            self._events.on_tokens(output.request_id, len(output.token_ids), now, output.index)
-        if output.finish_reason is not None:
-            self._count_end(output.request_id, output.finish_reason, now)
 
     def _count_end(self, request_id: str, reason: FinishReason, now: float) -> None:
         """One choice less; with the last the request ends, for the reason that this one did."""

@@ -40,6 +40,10 @@ from octavo.engine.messages import (
 from octavo.engine.wire import EngineSocket
 from octavo.errors import OctavoError, RequestError
 
+# A step makes a few objects for each sequence and drops them all, without cycles: at Python's own threshold of 700
+# the collector runs several times a step and keeps finding nothing.
+GC_THRESHOLD = (10_000, 20, 50)
+
 
 class EngineLoop:
     """Between the socket and the engine."""
@@ -94,6 +98,7 @@ def main(fd: int) -> None:
     engine.info.report.append(f"loaded in {monotonic() - started:.1f} s")
     gc.collect()
     gc.freeze()  # what was loaded stays: the collector need not look at it again between steps
+    gc.set_threshold(*GC_THRESHOLD)
     try:
         connection.send(engine.info)
         EngineLoop(engine, connection).run()

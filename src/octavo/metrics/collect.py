@@ -65,14 +65,17 @@ class StepObserver:
         request = self._requests.get(request_id)
         if request is None or count < 1:
             return
-        if not request.last_token_s:
+        stamps = request.last_token_s
+        if not stamps:
             self._intervals.ttft_s.append(now - request.arrived_s)
-        last = request.last_token_s.get(index)
+        last = stamps.get(index)
         if last is None:
             self._intervals.inter_token_s.extend([0.0] * (count - 1))
+        elif count == 1:
+            self._intervals.inter_token_s.append(now - last)
         else:
             self._intervals.inter_token_s.extend([(now - last) / count] * count)
-        request.last_token_s[index] = now
+        stamps[index] = now
 
     def on_finished(self, request_id: str, reason: str, now: float) -> None:
         """The whole request ended. One that never arrived (refused outright) is counted without a time."""

@@ -7,20 +7,20 @@ Order of processing, the same as in Hugging Face transformers:
     → argmax, ties by lowest token id                                               temperature 0
 
 Differences: top_k keeps exactly k tokens (ties by lowest id); log-probabilities are those of the raw
-logits, before any of the above. A row whose logits are broken yields a SampleError and disturbs nobody.
+logits, before any of the above. A row whose logits are broken fails and disturbs nobody.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from octavo.core.block import SeqId
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.step import Sample, TokenLogprobs
+from octavo.core.step import TokenLogprobs
 from octavo.sampling import logits as ops
 from octavo.sampling import random
 from octavo.sampling.logits import F32, F64, I64
@@ -30,12 +30,13 @@ _MIN_TEMPERATURE = 1e-5
 _MAX_TEMPERATURE = 1e30
 
 
-@dataclass(frozen=True, slots=True)
-class SampleError:
-    """No token could be drawn for this sequence, and why; it has to end with reason "error"."""
+@dataclass(slots=True)
+class Draws:
+    """What a batch of rows gave."""
 
-    seq_id: SeqId
-    message: str
+    token_ids: list[int | None] = field(default_factory=list)  # by row; None for those that `failed`
+    logprobs: dict[SeqId, TokenLogprobs] = field(default_factory=dict)  # where wanted
+    failed: dict[SeqId, str] = field(default_factory=dict)  # why no token could be drawn
 
 
 class SampleState:
@@ -52,6 +53,7 @@ class SampleState:
         "_num_counted",
         "_output",
         "_seen",
+        "is_plain",
         "key",
         "params",
         "seq_id",
@@ -80,6 +82,8 @@ class SampleState:
         self._seen = ops.TokenCounts() if params.repetition_penalty != 1.0 else None
         if self._seen is not None:
             self._seen.add(prompt_token_ids)
+        # The token with the best logit, and nothing else, at every position
+        self.is_plain = params.is_greedy and params.logprobs is None and not params.min_tokens and self.is_raw
 
     @property
     def position(self) -> int:
@@ -145,31 +149,39 @@ class Sampler:
         key = random.stream_key(seed, index)
         return SampleState(seq_id, params, prompt_token_ids, output_token_ids, eos_token_ids, key)
 
-    def sample(self, states: Sequence[SampleState], logits: F32) -> list[Sample | SampleError]:
+    def sample(self, states: Sequence[SampleState], logits: F32) -> Draws:
         """One token for each row of logits [R, V], which is not changed; row r belongs to states[r]."""
         assert logits.shape == (len(states), self._vocab_size), (logits.shape, len(states), self._vocab_size)
+        best = logits.argmax(axis=1)  # [R] of each row the first NaN, if there is one
+        if np.isfinite(logits[np.arange(len(states)), best]).all() and all(s.is_plain for s in states):
+            return Draws(best.tolist())
+        draws = Draws()
         with np.errstate(over="ignore", invalid="ignore"):
-            return [self._sample_row(state, row) for state, row in zip(states, logits, strict=True)]
+            for state, row, token_id in zip(states, logits, best.tolist(), strict=True):
+                draws.token_ids.append(self._sample_row(state, row, token_id, draws))
+        return draws
 
     def prompt_logprobs(self, logits: F32, next_token_ids: Sequence[int], k: int) -> list[TokenLogprobs]:
         """For each row of logits [R, V] the log-probability of the token that follows it in the prompt."""
         with np.errstate(over="ignore", invalid="ignore"):
             return [token_logprobs(row, t, k) for row, t in zip(logits, next_token_ids, strict=True)]
 
-    def _sample_row(self, state: SampleState, row: F32) -> Sample | SampleError:
+    def _sample_row(self, state: SampleState, row: F32, best: int, draws: Draws) -> int | None:
+        """The token of one row, whose argmax is `best`; all else goes into `draws`."""
         scores = row
         if not state.is_raw:
             scores = self._scores
             np.copyto(scores, row)
             state.process(scores)
-        best = int(scores.argmax())  # the first NaN, if there is one
+            best = int(scores.argmax())
         peak = float(scores[best])
         if not math.isfinite(peak):
-            return SampleError(state.seq_id, _explain(row, state.position))
+            draws.failed[state.seq_id] = _explain(row, state.position)
+            return None
         token_id = best if state.params.is_greedy else self._draw(state, scores, peak)
-        wanted = state.params.logprobs
-        logprobs = None if wanted is None else token_logprobs(row, token_id, wanted)
-        return Sample(state.seq_id, token_id, logprobs)
+        if state.params.logprobs is not None:
+            draws.logprobs[state.seq_id] = token_logprobs(row, token_id, state.params.logprobs)
+        return token_id
 
     def _draw(self, state: SampleState, scores: F32, peak: float) -> int:
         """The token at temperature > 0. Probabilities are relative to the best token, whose is 1."""

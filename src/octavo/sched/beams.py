@@ -35,7 +35,7 @@ def finish_beams(book: RequestBook, request: Request) -> list[SequenceOutput]:
     outputs = [
         SequenceOutput(
             request_id=request.request_id,
-            index=index,
+            choice=index,
             token_ids=hypothesis.token_ids,
             finish_reason=hypothesis.finish_reason,
             stopped_by_token=hypothesis.token_ids[-1:] != () and _ends(request, hypothesis.token_ids[-1]),

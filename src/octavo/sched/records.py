@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from octavo.core.request import FinishReason
 from octavo.core.step import TokenLogprobs
@@ -11,12 +11,11 @@ from octavo.core.step import TokenLogprobs
 PreemptionMode = Literal["recompute", "swap"]
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceOutput:
+class SequenceOutput(NamedTuple):
     """What one step gave one choice. Beam search gives all its tokens at once, when it is over."""
 
     request_id: str
-    index: int
+    choice: int  # which of its request
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     stopped_by_token: bool = False  # the last of token_ids is an end-of-sequence or stop token

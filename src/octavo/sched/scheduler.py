@@ -34,6 +34,8 @@ from octavo.sched.preempt import Preempter, choose_victim, headroom_blocks
 from octavo.sched.queue_policy import WaitingQueue
 from octavo.sched.records import PreemptionDecision, SchedulerCounters, SequenceOutput
 
+_new = tuple.__new__  # a third faster than a NamedTuple's own constructor
+
 
 class Scheduler:
     """The one policy of engine and simulator. It owns the requests and asks the allocator for blocks."""
@@ -52,7 +54,7 @@ class Scheduler:
         self.counters = SchedulerCounters()
         self.book = RequestBook(allocator, swap)
         self.preempter = Preempter(self.book, config, self.counters)
-        self._applier = Applier(self.book, config.max_model_len, self.counters)
+        self._applier = Applier(self.book, block_size, self.counters)
         self._num_steps = 0
         self._to_preempt: set[str] = set()
         self._builder = PlanBuilder(0)  # of the last plan
@@ -110,6 +112,9 @@ class Scheduler:
         """
         set_origins(request)
         self._refuse_unservable(request)
+        room = self.config.max_model_len - request.num_prompt_tokens
+        wanted = request.params.max_tokens
+        request.max_output_tokens = room if wanted is None else min(wanted, room)
         self.book.add(request)
 
     def abort(self, request_id: str, index: int | None = None) -> bool:
@@ -165,7 +170,7 @@ class Scheduler:
         reading their prompt were promised but do not hold yet."""
         promised = 0
         position = 0
-        while position < len(self.running):
+        while (position := self._continue_decoding(position)) < len(self.running):
             request = self.running[position]
             if not self._schedule(request):
                 if self._make_room(request):
@@ -174,6 +179,33 @@ class Scheduler:
             promised += blocks_promised(request, self.allocator)
             position += 1
         return promised
+
+    def _continue_decoding(self, first: int) -> int:
+        """The short way through _schedule for running requests from `first` on that are one sequence each and
+        compute the token they drew last. Returns where the first one stands that needs more than that."""
+        running, grow, append = self.running, self.allocator.grow, self._builder.slices.append
+        num_left = self._builder.num_left
+        for position in range(first, len(running)):
+            request = running[position]
+            if len(request.live) != 1 or request.beam is not None or not num_left:
+                break
+            (seq,) = request.live
+            seq_id, token_ids, start = seq.seq_id, seq.token_ids, seq.num_computed_tokens
+            if len(token_ids) != start + 1 or start < seq.num_prompt_tokens:
+                break
+            growth = grow(seq_id, start + 1)
+            if growth is None:
+                break
+            table_writes, copies = growth
+            slice_ = (seq_id, start, (token_ids[start],), table_writes, (seq_id,), 0, False)
+            append(_new(SequenceSlice, slice_))
+            if copies:
+                self._builder.copies += copies
+            num_left -= 1
+        else:
+            position = len(running)
+        self._builder.num_left = num_left
+        return position
 
     def _make_room(self, request: Request) -> bool:
         """Preempt the latest arrival, or shorten a request that is alone in a full pool. False when `request`
@@ -203,6 +235,8 @@ class Scheduler:
     def _preempt_on_request(self) -> None:
         """Whom preempt() named; in the stress of tests, whoever has computed all it knows."""
         wanted, self._to_preempt = self._to_preempt, set()
+        if not wanted and not self.config.force_preemption:
+            return
         for request in list(self.running):
             progressed = all(s.is_started and s.gap <= 1 for s in request.live)
             if request.request_id in wanted or (self.config.force_preemption and progressed):
@@ -300,7 +334,7 @@ class Scheduler:
 
     def _admit_waiting(self, promised: int) -> None:
         """Admit in order of arrival while all of the next request's known tokens fit beside the rest."""
-        if not len(self.waiting):
+        if not len(self.waiting) or len(self.running) >= self.config.max_num_seqs:
             return
         num_seqs = sum(_num_seqs(r) for r in self.running)
         while (request := self.waiting.head()) is not None and self._builder.num_left:
