@@ -1,76 +1,133 @@
-"""Bookkeeping alone: time per step and per running sequence with a model that takes no time.
+"""Bookkeeping alone: a whole engine step with a model that takes no time, by phase and per running sequence.
 
-    .venv/bin/python bench/bookkeeping.py [--sequences 32,256,1000] [--steps 400]
+    .venv/bin/python bench/bookkeeping.py [--sequences 1,32,256,1000] [--steps 400] [--temperature 0]
 
-Every sequence decodes one token a step and needs a block once in 16 steps. Counts scheduler.step, building the
-inputs, scheduler.apply and observing; sampling and the forward pass are replaced by constants.
+Every sequence decodes one token a step and needs a block once in 16 steps. The phases are those of Engine.step:
+schedule, inputs, sample (all of Executor.run but inputs and the model), apply, observe, and deltas, the rest.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
-from octavo.backends.ops import Limits
+from octavo.backends.ops import F32, I32, Limits, StepInputs
 from octavo.core.kv_groups import group_layers
 from octavo.core.kv_manager import KVCacheManager
 from octavo.core.kv_spec import FullAttentionSpec
-from octavo.core.request import Request, Sequence
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.step import Sample, StepResult
-from octavo.engine.inputs import InputBuilder
-from octavo.engine.messages import GenerateRequest
-from octavo.engine.observe import EngineObserver
+from octavo.engine.engine import Engine
+from octavo.engine.executor import Executor
+from octavo.engine.messages import GenerateRequest, Ready
+from octavo.engine.process import GC_THRESHOLD
+from octavo.sampling.sampler import Sampler
 from octavo.sched.budget import SchedulerConfig
 from octavo.sched.scheduler import Scheduler
 
+VOCAB = 64
+LOGIT_ROWS = 64
+PROMPT, MAX_MODEL_LEN = 20, 4096
+PARTS = ("schedule", "inputs", "sample", "apply", "observe", "deltas")
 
-def measure(num_sequences: int, num_steps: int) -> dict[str, float]:
-    """Microseconds a step, by part."""
-    layout = group_layers([FullAttentionSpec(3, 64)] * 30)
-    manager = KVCacheManager(layout, num_sequences * 64, 16)
-    config = SchedulerConfig(max(2048, num_sequences), num_sequences, 4096)
-    scheduler = Scheduler(config, manager, 16)
-    observer = EngineObserver(scheduler)
-    limits = Limits(config.max_num_batched_tokens, num_sequences, num_sequences, 256, 64)
-    inputs = InputBuilder(limits, 1)
-    params = SamplingParams(max_tokens=4000, ignore_eos=True)
+
+class NullRunner:
+    """A model whose every answer is token 7."""
+
+    def __init__(self) -> None:
+        self._logits = np.zeros((LOGIT_ROWS, VOCAB), np.float32)  # [R, V]
+        self._logits[:, 7] = 1000.0
+
+    def forward(self, inputs: StepInputs) -> None:
+        pass
+
+    def logits(self, rows: I32) -> F32:
+        return self._logits[: len(rows)]
+
+
+class Stopwatch:
+    """Seconds spent in methods since the last lap, those inside one another counted in each."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def watch(self, name: str, owner: Any, method: str) -> None:
+        original: Callable[..., Any] = getattr(owner, method)
+
+        def timed(*args: Any) -> Any:
+            begin = perf_counter()
+            result = original(*args)
+            self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - begin
+            return result
+
+        setattr(owner, method, timed)
+
+    def lap(self) -> dict[str, float]:
+        lap, self.seconds = self.seconds, {}
+        return lap
+
+
+def make_engine(num_sequences: int) -> Engine:
+    manager = KVCacheManager(group_layers([FullAttentionSpec(3, 64)] * 30), num_sequences * 64, 16)
+    config = SchedulerConfig(max(2048, num_sequences), num_sequences, MAX_MODEL_LEN)
+    limits = Limits(config.max_num_batched_tokens, num_sequences, num_sequences, 256, LOGIT_ROWS)
+    return Engine(
+        Scheduler(config, manager, 16),
+        Executor(NullRunner(), Sampler(VOCAB), limits, 1),  # type: ignore[arg-type]
+        Ready(MAX_MODEL_LEN, VOCAB, num_sequences * 64, 16, []),
+        frozenset({0}),
+    )
+
+
+def measure(num_sequences: int, num_steps: int, temperature: float) -> dict[str, float]:
+    """Microseconds a step, by phase."""
+    engine = make_engine(num_sequences)
+    params = SamplingParams(max_tokens=MAX_MODEL_LEN - 2 * PROMPT, temperature=temperature)
     for i in range(num_sequences):
-        prompt = [i % 1000] * 20
-        scheduler.add(Request(str(i), [Sequence(scheduler.new_seq_id(), 0, prompt, 20)], params))
-        observer.on_arrival(GenerateRequest(str(i), prompt, params))
-    parts = {"step": 0.0, "inputs": 0.0, "apply": 0.0, "observe": 0.0}
-    counted = 0
-    while counted < num_steps:
-        times = [perf_counter()]
-        plan = scheduler.step(0.0)
-        times.append(perf_counter())
-        inputs.build(plan)
-        times.append(perf_counter())
-        samples = tuple(Sample(seq_id, 7) for piece in plan.slices for seq_id in piece.sample_for)
-        times.append(perf_counter())
-        outputs = scheduler.apply(plan, StepResult(plan.step, samples), 0.0)
-        times.append(perf_counter())
-        observer.observe(outputs, times[0], times[1], times[4])
-        times.append(perf_counter())
-        if len(plan.slices) == num_sequences and plan.num_tokens == num_sequences:
-            counted += 1
-            for name, a, b in (("step", 0, 1), ("inputs", 1, 2), ("apply", 3, 4), ("observe", 4, 5)):
-                parts[name] += times[b] - times[a]
+        engine.add_request(GenerateRequest(str(i), [i % VOCAB] * (PROMPT + i % 16), params))
+    while len(engine.step().deltas) < num_sequences:  # until all are decoding
+        pass
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLD)  # as in the engine process
+    watch = Stopwatch()
+    for name, owner, method in (
+        ("schedule", engine.scheduler, "step"),
+        ("inputs", engine.executor._inputs, "build"),
+        ("model", engine.executor._runner, "forward"),
+        ("model", engine.executor._runner, "logits"),
+        ("run", engine.executor, "run"),
+        ("apply", engine.scheduler, "apply"),
+        ("observe", engine.observer, "observe"),
+        ("step", engine, "step"),
+    ):
+        watch.watch(name, owner, method)
+    parts = dict.fromkeys(PARTS, 0.0)
+    for _ in range(num_steps):
+        outputs = engine.step()
+        assert len(outputs.deltas) == num_sequences
+        lap = watch.lap()
+        lap["sample"] = lap["run"] - lap["inputs"] - lap["model"]
+        lap["deltas"] = lap["step"] - sum(lap[name] for name in ("schedule", "run", "apply", "observe"))
+        for name in PARTS:
+            parts[name] += lap[name]
     return {name: 1e6 * total / num_steps for name, total in parts.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure scheduling and bookkeeping.")
-    parser.add_argument("--sequences", default="32,256,1000")
+    parser.add_argument("--sequences", default="1,32,256,1000")
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--temperature", type=float, default=0.0)
     args = parser.parse_args()
     for count in map(int, args.sequences.split(",")):
-        parts = measure(count, args.steps)
+        parts = measure(count, args.steps, args.temperature)
         total = sum(parts.values())
-        shown = ", ".join(f"{name} {np.round(us)}" for name, us in parts.items())
+        shown = ", ".join(f"{name} {us:,.0f}" for name, us in parts.items())
         print(f"{count} sequences: {total:,.0f} µs a step, {total / count:.2f} µs a sequence ({shown})")
 
 
