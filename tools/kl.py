@@ -88,16 +88,26 @@ def read_texts() -> dict[str, str]:
     return {name: body.strip() for name, body in (section.split("\n", 1) for section in sections)}
 
 
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A compiled mode and the blocks of its one sequence."""
+
+    runner: Runner
+    tables: tuple[I32, ...]  # [1, blocks] for each group of layers
+
+
 def compile_mode(
     checkpoint: Checkpoint, backend: Backend, weight_dtype: WeightDtype, kv_dtype: KVDtype, max_len: int
-) -> Runner:
+) -> Reader:
     model = build_model(checkpoint.config, checkpoint, backend, weight_dtype)
     num_blocks = -(-max_len // BLOCK_SIZE)
-    cache = KVCacheConfig(group_layers(model.kv_specs()), num_blocks, BLOCK_SIZE, kv_dtype)
-    return backend.compile(model, cache, Limits(CHUNK, 1, 1, num_blocks, CHUNK))
+    layout = group_layers(model.kv_specs())
+    ids = np.arange(len(layout.groups) * num_blocks, dtype=np.int32).reshape(-1, 1, num_blocks)
+    cache = KVCacheConfig(layout, ids.size, BLOCK_SIZE, kv_dtype)
+    return Reader(backend.compile(model, cache, Limits(CHUNK, 1, 1, num_blocks, CHUNK)), tuple(ids))
 
 
-def chunk_logits(runner: Runner, tokens: I32, start: int, num_blocks: int) -> F32:
+def chunk_logits(reader: Reader, tokens: I32, start: int) -> F32:
     """Logits [n, V] of the chunk at `start`; everything before it is already in the cache."""
     part = tokens[start : start + CHUNK]  # [n]
     rows = np.arange(len(part), dtype=np.int32)
@@ -107,10 +117,10 @@ def chunk_logits(runner: Runner, tokens: I32, start: int, num_blocks: int) -> F3
         query_starts=np.array([0, len(part)], np.int32),
         seq_lens=np.array([start + len(part)], np.int32),
         table_rows=np.zeros(1, np.int32),
-        block_tables=(np.arange(num_blocks, dtype=np.int32)[None],),
+        block_tables=reader.tables,
     )
-    runner.forward(inputs)
-    return runner.logits(rows)
+    reader.runner.forward(inputs)
+    return reader.runner.logits(rows)
 
 
 def log_softmax(logits: F32) -> NDArray[np.float64]:
@@ -132,10 +142,10 @@ def compare(exact_logits: F32, rounded_logits: F32, targets: I32) -> Score:
     )
 
 
-def score_text(runners: tuple[Runner, Runner], tokens: I32, num_blocks: int) -> Score:
+def score_text(readers: tuple[Reader, Reader], tokens: I32) -> Score:
     score = Score()
     for start in range(0, len(tokens), CHUNK):
-        exact, rounded = (chunk_logits(runner, tokens, start, num_blocks) for runner in runners)
+        exact, rounded = (chunk_logits(reader, tokens, start) for reader in readers)
         score = score + compare(exact, rounded, tokens[start + 1 : start + 1 + CHUNK])
     return score
 
@@ -181,7 +191,7 @@ def main() -> int:
     print(f"{'text':12} {'tokens':>6} {'KL':>9} {'agreement':>9} {'ppl exact':>10} {'ppl rounded':>11}")
     total, begin = Score(), time.perf_counter()
     for name in args.names:
-        score = score_text((exact, rounded), tokens[name], -(-max_len // BLOCK_SIZE))
+        score = score_text((exact, rounded), tokens[name])
         print(score.line(name), flush=True)
         total = total + score
     print(total.line("all"))

@@ -43,22 +43,24 @@ def test_compare_sums_over_the_positions_with_a_known_next_token(kl: ModuleType)
     assert (score + score).mean_kl == pytest.approx(score.mean_kl)
 
 
+@pytest.mark.parametrize("model", ["llama", "gemma3"])  # one group of layers, and several
 @pytest.mark.parametrize(("weight_dtype", "kv_dtype"), [("int8", "fp16"), ("float32", "int8")])
 def test_a_text_is_scored_across_chunks(
     kl: ModuleType,
     golden_folder: Path,
     run_model: Callable[..., F32],
     monkeypatch: pytest.MonkeyPatch,
+    model: str,
     weight_dtype: str,
     kv_dtype: str,
 ) -> None:
     monkeypatch.setattr(kl, "CHUNK", 5)
     backend = NumpyBackend()
-    checkpoint = open_checkpoint(golden_folder / "tiny" / "llama")
+    checkpoint = open_checkpoint(golden_folder / "tiny" / model)
     tokens = np.random.default_rng(0).integers(0, 128, 24).astype(np.int32)
     modes = kl.EXACT, (weight_dtype, kv_dtype)
-    runners = [kl.compile_mode(checkpoint, backend, *mode, 24) for mode in modes]
-    score = kl.score_text(tuple(runners), tokens, 2)
+    readers = tuple(kl.compile_mode(checkpoint, backend, *mode, 24) for mode in modes)
+    score = kl.score_text(readers, tokens)
 
     logits = [
         run_model(backend, build_model(checkpoint.config, checkpoint, backend, dtype), tokens, kv_dtype=kv)
