@@ -59,9 +59,9 @@ Weights weights_of(const AnyArray& weight, const std::optional<AnyArray>& up) {
 // The codes, scales and lowest values of one grouped matrix; as a tuple, what a gated pair's second is given as.
 using GroupedArrays = std::tuple<AnyArray, AnyArray, std::optional<AnyArray>>;
 
-GroupedWeights::Part part_of(const GroupedArrays& arrays, int n, int k) {
+GroupedWeights::Part part_of(const GroupedArrays& arrays, int n, int k, int bits) {
   const auto& [codes, scale, low] = arrays;
-  const int groups = k / kWeightGroup;
+  const int groups = k / code_group(bits);
   return {check::array<uint8_t>(codes, "codes", {n, k}), check::array<uint16_t>(scale, "scale", {n, groups}),
           low ? check::array<uint16_t>(*low, "low", {n, groups}) : nullptr};
 }
@@ -82,15 +82,17 @@ struct OwnedQuantRows {
 };
 
 // A product that can be computed again and again: `x` in the form the matrix multiplies, and the kernel call.
-template <class Packed, int Group>
+template <class Packed>
 struct QuantProduct {
   const Kernels& k;
   View x;
   int rows;
   OwnedQuantRows quantized;
 
-  QuantProduct(const Kernels& kernels, const View& x, int rows)
-      : k(kernels), x(x), rows(rows), quantized(rows, x.width, Group) {}
+  QuantProduct(const Kernels& kernels, const Packed& m, const View& x, int rows)
+      : k(kernels), x(x), rows(rows), quantized(rows, x.width, group_of(m)) {}
+  static int group_of(const PackedI8&) { return kQuantGroup; }
+  static int group_of(const PackedGrouped& m) { return code_group(m.matrix().bits); }
   void prepare(Worker w) const { k.quantize_rows(x, rows, quantized.view(), w); }
   void multiply(const Packed& m, const Epilogue& e, Worker w) const {
     if constexpr (std::is_same_v<Packed, PackedI8>) {
@@ -106,7 +108,7 @@ struct Float32Product {
   View x;
   int rows;
 
-  Float32Product(const Kernels& kernels, const View& x, int rows) : k(kernels), x(x), rows(rows) {}
+  Float32Product(const Kernels& kernels, const PackedF32&, const View& x, int rows) : k(kernels), x(x), rows(rows) {}
   void prepare(Worker) const {}
   void multiply(const PackedF32& m, const Epilogue& e, Worker w) const { k.matmul_f32(m.matrix(), x, rows, e, w); }
 };
@@ -135,7 +137,7 @@ NewArray matmul(const Packed& matrix, const AnyArray& x, const std::optional<Any
   if (activation != Act::none && (bias || residual)) throw std::invalid_argument("act excludes bias and residual");
   if (num_workers < 1 || num_workers > kMaxWorkers) throw std::invalid_argument("num_workers must be within [1, 1024]");
 
-  const Product product(kernels_named(isa), view, rows);
+  const Product product(kernels_named(isa), matrix, view, rows);
   AlignedBuffer out = floats(rows, width);
   const Epilogue e{out.as<float>(), width, bias_data, residual_data, width, activation};
   {
@@ -162,7 +164,7 @@ double time_matmul(const std::vector<const Packed*>& matrices, int rows, ThreadP
   const int width = matrices[0]->is_gated() ? n / 2 : n;
   AlignedBuffer x = floats(rows, k), y = floats(rows, width);
   for (int64_t i = 0; i < int64_t{rows} * k; ++i) x.as<float>()[i] = static_cast<float>(i % 251) - 125.0f;
-  const Product product(kernels_named(isa), {x.as<float>(), k, k}, rows);
+  const Product product(kernels_named(isa), *matrices[0], {x.as<float>(), k, k}, rows);
   const Epilogue e{y.as<float>(), width, nullptr, nullptr, 0, matrices[0]->is_gated() ? Act::silu : Act::none};
   const std::function<void(Worker)> job = [&](Worker w) {
     for (const Packed* m : matrices) {
@@ -182,15 +184,17 @@ double time_matmul(const std::vector<const Packed*>& matrices, int rows, ThreadP
 }
 
 void bind_init(nb::class_<PackedGrouped>& packed) {
+  packed.def_prop_ro("group", [](const PackedGrouped& p) { return code_group(p.matrix().bits); });
   packed.def(
       "__init__",
-      [](PackedGrouped* self, const GroupedArrays& weight, const std::optional<GroupedArrays>& up, int num_threads) {
+      [](PackedGrouped* self, const GroupedArrays& weight, const std::optional<GroupedArrays>& up, int bits,
+         int num_threads) {
         const AnyArray& codes = std::get<0>(weight);
         const int n = check::dimension(codes, 0, "codes"), k = check::dimension(codes, 1, "codes");
-        const GroupedWeights::Part second = up ? part_of(*up, n, k) : GroupedWeights::Part{};
-        new (self) PackedGrouped({part_of(weight, n, k), second, n, k}, num_threads);
+        const GroupedWeights::Part second = up ? part_of(*up, n, k, bits) : GroupedWeights::Part{};
+        new (self) PackedGrouped({part_of(weight, n, k, bits), second, n, k, bits}, num_threads);
       },
-      nb::arg("weight"), nb::arg("up") = nb::none(), nb::arg("num_threads") = 1);
+      nb::arg("weight"), nb::arg("up") = nb::none(), nb::kw_only(), nb::arg("bits"), nb::arg("num_threads") = 1);
 }
 
 template <class Packed>
@@ -231,7 +235,7 @@ void bind(nb::module_& m, const char* name) {
 }  // namespace
 
 void bind_matmul(nb::module_& m) {
-  bind<PackedI8, QuantProduct<PackedI8, kQuantGroup>>(m, "PackedI8");
-  bind<PackedGrouped, QuantProduct<PackedGrouped, kWeightGroup>>(m, "PackedGrouped");
+  bind<PackedI8, QuantProduct<PackedI8>>(m, "PackedI8");
+  bind<PackedGrouped, QuantProduct<PackedGrouped>>(m, "PackedGrouped");
   bind<PackedF32, Float32Product>(m, "PackedF32");
 }

@@ -24,7 +24,6 @@ struct Worker {
 };
 
 constexpr int kQuantGroup = 64;  // activations are quantised in groups of this many values along K
-constexpr int kWeightGroup = 32;  // the same for weights with a scale per group, whose activations follow them
 constexpr int kPanel = 32;       // output columns stored together by the packing (pack.h)
 
 // Weights int8 per output channel, packed; see matmul_int8.inl for the layout.
@@ -34,16 +33,22 @@ struct MatrixI8 {
   const float* scale;    // [n padded]
 };
 
-// Weights in groups of kWeightGroup along K, packed in blocks of one group and one panel; see pack.h for the layout.
+// Weights in groups along K, packed in blocks of one group and one panel; see pack.h for the layout.
 struct MatrixGrouped {
-  int n, k;  // k is a multiple of kWeightGroup
-  int bits;  // 4 (with a lowest value per group) or 8
+  int n, k;      // k is a multiple of the group
+  int bits;      // of a code: 4, 5, 6 or 8
+  bool has_low;  // whether a group has a lowest value (4 and 5 bits only)
   const uint8_t* data;
 };
 
-// Codes, then a half of scale per column, then (4 bits) a half of the lowest value per column.
-static constexpr int grouped_block_bytes(int bits) {
-  return kPanel * (kWeightGroup * bits / 8 + (bits == 4 ? 4 : 2));
+// Weights along K that share a scale, by the bits of their codes; their activations are quantised in the same groups.
+static constexpr int code_group(int bits) { return bits == 6 ? 16 : 32; }
+
+static constexpr int grouped_code_bytes(int bits) { return kPanel * code_group(bits) * bits / 8; }
+
+// Codes, then a half of scale per column, then perhaps a half of the lowest value per column.
+static constexpr int grouped_block_bytes(int bits, bool has_low) {
+  return grouped_code_bytes(bits) + kPanel * (has_low ? 4 : 2);
 }
 
 // Weights float32, packed; see matmul_f32.inl for the layout.
@@ -57,7 +62,7 @@ struct QuantRows {
   int8_t* q;
   float* scale;    // [rows][groups]
   int32_t* sum;    // [rows][groups], sum of q over the group (corrects the weights' offset of 128)
-  int group;       // values: kQuantGroup or kWeightGroup
+  int group;       // values: kQuantGroup, or the code_group of the weights
 };
 
 enum class Act : int { none = 0, silu = 1, gelu_tanh = 2 };

@@ -46,12 +46,21 @@ inline void quantize_row_by(const float* x, int width, int64_t row, const QuantR
   }
 }
 
+// Calls body(Group<n>{}) with the number of values in a group.
+template <int N>
+struct Group {
+  static constexpr int size = N;
+};
+
+template <typename Body>
+OCTAVO_INLINE void with_group(int group, const Body& body) {
+  if (group == kQuantGroup) return body(Group<kQuantGroup>{});
+  if (group == 32) return body(Group<32>{});
+  body(Group<16>{});
+}
+
 inline void quantize_row(const float* x, int width, int64_t row, const QuantRows& out) {
-  if (out.group == kQuantGroup) {
-    quantize_row_by<kQuantGroup>(x, width, row, out);
-  } else {
-    quantize_row_by<kWeightGroup>(x, width, row, out);
-  }
+  with_group(out.group, [&](auto group) { quantize_row_by<group.size>(x, width, row, out); });
 }
 
 template <int Group>
@@ -67,11 +76,7 @@ inline void quantize_rows_by(const View& x, int rows, const QuantRows& out, Work
 }
 
 inline void quantize_rows(const View& x, int rows, const QuantRows& out, Worker w) {
-  if (out.group == kQuantGroup) {
-    quantize_rows_by<kQuantGroup>(x, rows, out, w);
-  } else {
-    quantize_rows_by<kWeightGroup>(x, rows, out, w);
-  }
+  with_group(out.group, [&](auto group) { quantize_rows_by<group.size>(x, rows, out, w); });
 }
 
 // The sums of N rows times one slice of a panel, scaled by the activations but not yet by the weights.

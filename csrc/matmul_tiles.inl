@@ -107,6 +107,10 @@ struct Ahead {
     prefetch_l1(address + 64);
     address += step;
   }
+  OCTAVO_INLINE void prefetch_half_step() {
+    prefetch_l1(address);
+    address += step / 2;
+  }
 };
 
 OCTAVO_INLINE Ahead ahead_of(const void* panel, int64_t panel_bytes, int64_t step_bytes, int part, int parts) {

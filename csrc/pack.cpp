@@ -120,22 +120,26 @@ using Part = GroupedWeights::Part;
 
 // One column of the codes of a grouped panel; its blocks are `block_bytes` apart.
 void place_codes(const uint8_t* codes, int k, int bits, int block_bytes, uint8_t* out) {
+  const int group = code_group(bits);
   for (int i = 0; i < k; ++i) {
-    const int at = i % kWeightGroup, run = at / 4;
-    uint8_t* block = out + int64_t{i / kWeightGroup} * block_bytes;
+    const int at = i % group, run = at / 4;
+    uint8_t* lanes = out + int64_t{i / group} * block_bytes + at % 4;
     if (bits == 8) {
-      block[run * 4 * kPanel + at % 4] = codes[i];
-    } else {
-      block[run / 2 * 4 * kPanel + at % 4] |= static_cast<uint8_t>(codes[i] << (run % 2 * 4));
+      lanes[run * 4 * kPanel] = codes[i];
+      continue;
     }
+    lanes[run / 2 * 4 * kPanel] |= static_cast<uint8_t>((codes[i] & 15) << (run % 2 * 4));
+    if (bits > 4) lanes[group / 2 * kPanel] |= static_cast<uint8_t>(codes[i] >> 4 << (run * (bits - 4)));
   }
 }
 
-uint8_t code_at(const uint8_t* column, int i, int bits, int block_bytes) {
-  const int at = i % kWeightGroup, run = at / 4;
-  const uint8_t* block = column + int64_t{i / kWeightGroup} * block_bytes;
-  if (bits == 8) return block[run * 4 * kPanel + at % 4];
-  return block[run / 2 * 4 * kPanel + at % 4] >> (run % 2 * 4) & 15;
+int code_at(const uint8_t* column, int i, int bits, int block_bytes) {
+  const int group = code_group(bits), at = i % group, run = at / 4;
+  const uint8_t* lanes = column + int64_t{i / group} * block_bytes + at % 4;
+  if (bits == 8) return lanes[run * 4 * kPanel];
+  const int lower = lanes[run / 2 * 4 * kPanel] >> (run % 2 * 4) & 15;
+  const int rest = bits > 4 ? lanes[group / 2 * kPanel] >> (run * (bits - 4)) & ((1 << (bits - 4)) - 1) : 0;
+  return lower | rest << 4;
 }
 
 float half_value(uint16_t half) {
@@ -144,17 +148,17 @@ float half_value(uint16_t half) {
   return half & 0x8000 ? -size : size;
 }
 
-void check_grouped(const Part& part, int n, int k) {
-  const int64_t groups = int64_t{n} * (k / kWeightGroup);
+void check_grouped(const Part& part, int n, int k, int bits) {
+  const int64_t groups = int64_t{n} * (k / code_group(bits));
   const auto is_not_finite = [](uint16_t half) { return (half & 0x7c00) == 0x7c00; };
   for (const uint16_t* halves : {part.scale, part.low}) {
     if (halves && std::any_of(halves, halves + groups, is_not_finite)) {
       throw std::invalid_argument("a scale or lowest value of a weight group is NaN or infinity; the file is damaged");
     }
   }
-  const auto is_wide = [](uint8_t code) { return code > 15; };
-  if (part.low && std::any_of(part.codes, part.codes + int64_t{n} * k, is_wide)) {
-    throw std::invalid_argument("a code is above 15; codes of weights with a lowest value have 4 bits");
+  const auto is_wide = [bits](uint8_t code) { return code >> bits; };
+  if (std::any_of(part.codes, part.codes + int64_t{n} * k, is_wide)) {
+    throw std::invalid_argument("a code does not fit the " + std::to_string(bits) + " bits it should have");
   }
 }
 
@@ -199,15 +203,22 @@ void PackedI8::unpack(float* out) const {
 }
 
 PackedGrouped::PackedGrouped(const GroupedWeights& w, int num_threads)
-    : n_(w.up.codes ? 2 * w.n : w.n), k_(w.k), bits_(w.rows.low ? 4 : 8), is_gated_(w.up.codes != nullptr) {
-  if (w.n < 1 || w.k < 1 || w.k % kWeightGroup) {
+    : n_(w.up.codes ? 2 * w.n : w.n), k_(w.k), bits_(w.bits), has_low_(w.rows.low), is_gated_(w.up.codes) {
+  const int group = code_group(bits_);
+  if (w.n < 1 || w.k < 1 || w.k % group) {
     throw std::invalid_argument("grouped weights of " + std::to_string(w.n) + " by " + std::to_string(w.k) +
-                                ": both sizes must be at least 1, the second a multiple of 32");
+                                ": both sizes must be at least 1, the second a multiple of " + std::to_string(group));
   }
-  if (is_gated_ && !w.rows.low != !w.up.low) throw std::invalid_argument("gate and up must have codes of the same bits");
-  check_grouped(w.rows, w.n, w.k);
-  if (is_gated_) check_grouped(w.up, w.n, w.k);
-  const int groups = k_ / kWeightGroup, block_bytes = grouped_block_bytes(bits_);
+  if (bits_ < 4 || bits_ == 7 || bits_ > (has_low_ ? 5 : 8)) {
+    throw std::invalid_argument("there is no kernel for codes of " + std::to_string(bits_) +
+                                (has_low_ ? " bits with a lowest value; 4 and 5 have one" : " bits; 4, 5, 6, 8 have one"));
+  }
+  if (is_gated_ && has_low_ != (w.up.low != nullptr)) {
+    throw std::invalid_argument("both or none of gate and up must have lowest values");
+  }
+  check_grouped(w.rows, w.n, w.k, bits_);
+  if (is_gated_) check_grouped(w.up, w.n, w.k, bits_);
+  const int groups = k_ / group, block_bytes = grouped_block_bytes(bits_, has_low_);
   const Columns<const uint8_t> codes{w.rows.codes, w.up.codes, w.n, k_};
   const Columns<const uint16_t> scales{w.rows.scale, w.up.scale, w.n, groups}, lows{w.rows.low, w.up.low, w.n, groups};
   const int64_t panel_bytes = int64_t{groups} * block_bytes;
@@ -220,9 +231,9 @@ PackedGrouped::PackedGrouped(const GroupedWeights& w, int num_threads)
       if (!row) continue;
       place_codes(row, k_, bits_, block_bytes, data + 4 * c);
       for (int g = 0; g < groups; ++g) {
-        auto* halves = reinterpret_cast<uint16_t*>(data + int64_t{g} * block_bytes + kPanel * kWeightGroup * bits_ / 8);
+        auto* halves = reinterpret_cast<uint16_t*>(data + int64_t{g} * block_bytes + grouped_code_bytes(bits_));
         halves[c] = scales.row(panel, c)[g];
-        if (bits_ == 4) halves[kPanel + c] = lows.row(panel, c)[g];
+        if (has_low_) halves[kPanel + c] = lows.row(panel, c)[g];
       }
     }
   });
@@ -230,18 +241,19 @@ PackedGrouped::PackedGrouped(const GroupedWeights& w, int num_threads)
 
 void PackedGrouped::unpack(float* out) const {
   const Columns<float> columns = unpacked_columns(out, n_, k_, is_gated_);
-  const int block_bytes = grouped_block_bytes(bits_);
-  const int64_t panel_bytes = int64_t{k_ / kWeightGroup} * block_bytes;
+  const int group = code_group(bits_), block_bytes = grouped_block_bytes(bits_, has_low_), centre = 1 << (bits_ - 1);
+  const int64_t panel_bytes = int64_t{k_ / group} * block_bytes;
   for (int panel = 0; panel < columns.num_panels(); ++panel) {
     const uint8_t* data = data_.as<uint8_t>() + panel * panel_bytes;
     for (int c = 0; c < kPanel; ++c) {
       float* row = columns.row(panel, c);
       for (int i = 0; row && i < k_; ++i) {
-        const auto code = static_cast<float>(code_at(data + 4 * c, i, bits_, block_bytes));
-        const auto* halves = reinterpret_cast<const uint16_t*>(data + int64_t{i / kWeightGroup} * block_bytes +
-                                                               kPanel * kWeightGroup * bits_ / 8);
+        const int code = code_at(data + 4 * c, i, bits_, block_bytes);
+        const uint8_t* block = data + int64_t{i / group} * block_bytes;
+        const auto* halves = reinterpret_cast<const uint16_t*>(block + grouped_code_bytes(bits_));
         const float scale = half_value(halves[c]);
-        row[i] = bits_ == 4 ? scale * code + half_value(halves[kPanel + c]) : scale * (code - 128.0f);
+        row[i] = has_low_ ? scale * static_cast<float>(code) + half_value(halves[kPanel + c])
+                          : scale * static_cast<float>(code - centre);
       }
     }
   }

@@ -5,9 +5,10 @@
 //     float32:  [K][kPanel]
 //     int8:     [K/4][kPanel][4]   four consecutive k of a column fill one 32-bit lane (a VNNI operand),
 //               K padded to kQuantGroup, stored as w + 128
-//     grouped:  [K/32] blocks of codes, then float16 scale [kPanel], then, with 4 bits, float16 low [kPanel];
-//               8-bit codes [8][kPanel][4] as above; 4-bit codes [4][kPanel][4] bytes, whose lower halves are
-//               one run of four k and whose upper halves the next
+//     grouped:  a block for each group: codes, then float16 scale [kPanel], then perhaps float16 low [kPanel];
+//               8-bit codes [8][kPanel][4] as above; of narrower ones the lower four bits [group/8][kPanel][4], each
+//               byte with a code of one run of four k below and of the next above; then, of 5 and 6 bits, the rest
+//               [kPanel][4], each byte with one or two bits of every run, the first lowest
 // A gated pair (gate and up, both [F, K]) interleaves them: a panel holds kPanel/2 columns of gate, then the
 // same columns of up, so that one tile has all it needs for act(gate) * up.
 // Columns and k that do not exist are packed as zero weights.
@@ -45,16 +46,16 @@ class PackedI8 {
   AlignedBuffer data_, scale_;
 };
 
-// A row-major matrix [n, k] of codes in groups of kWeightGroup along k:  scale * code + low  with codes of 4 bits,
-// scale * (code - 128)  with codes of 8. `up` holds the second of a gated pair and must be of the same kind.
+// A row-major matrix [n, k] of codes in groups of code_group(bits) along k: scale * code + low, or, without `low`,
+// scale * (code - 2^(bits - 1)). `up` holds the second of a gated pair and must be of the same kind.
 struct GroupedWeights {
   struct Part {
     const uint8_t* codes;   // [n, k]
-    const uint16_t* scale;  // [n, k / kWeightGroup], float16
-    const uint16_t* low;    // the same, or null: the codes have 8 bits
+    const uint16_t* scale;  // [n, groups], float16
+    const uint16_t* low;    // the same, or null; 4 or 5 bits only
   };
   Part rows, up;  // up.codes is null where not gated
-  int n, k;
+  int n, k, bits;
 };
 
 // The codes as they are: nothing is rounded.
@@ -63,14 +64,14 @@ class PackedGrouped {
   // Throws std::invalid_argument on an empty matrix, broken groups, codes beyond their bits, NaN or infinity.
   PackedGrouped(const GroupedWeights& weights, int num_threads);
 
-  MatrixGrouped matrix() const { return {n_, k_, bits_, data_.as<uint8_t>()}; }
+  MatrixGrouped matrix() const { return {n_, k_, bits_, has_low_, data_.as<uint8_t>()}; }
   bool is_gated() const { return is_gated_; }
   size_t bytes() const { return data_.bytes(); }
   void unpack(float* out) const;  // as above
 
  private:
   int n_, k_, bits_;
-  bool is_gated_;
+  bool has_low_, is_gated_;
   AlignedBuffer data_;
 };
 

@@ -50,7 +50,7 @@ View Program::view(Slot slot, const char* name) const {
 }
 
 int64_t quant_floats(int rows, int k, int group) {
-  require(group == kQuantGroup || group == kWeightGroup, "activations are quantised in groups of 32 or 64");
+  require(group == 16 || group == 32 || group == kQuantGroup, "activations are quantised in groups of 16, 32 or 64");
   const int64_t groups = round_up(k, group) / group;
   return round_up(rows * groups * group / 4, 16) + 2 * round_up(rows * groups, 16);
 }
@@ -189,7 +189,7 @@ void Program::matmul_grouped(const PackedGrouped& matrix, int64_t quant_offset, 
                              const Slot* residual, Act act) {
   const MatrixGrouped m = matrix.matrix();
   const Epilogue e = epilogue(out, m.n, matrix.is_gated(), bias, residual, act);
-  append(matmul_name("grouped", m.k, m.n), [k = kernels_, m, q = quant_rows(quant_offset, m.k, kWeightGroup), e](const Step& s, Worker w) {
+  append(matmul_name("grouped", m.k, m.n), [k = kernels_, m, q = quant_rows(quant_offset, m.k, code_group(m.bits)), e](const Step& s, Worker w) {
     k->matmul_grouped(m, q, s.rows, e, w);
   });
 }

@@ -123,17 +123,47 @@ def test_shape_of_serving_changes_no_bit(baseline, make, dtype, kv, shape):
         assert engine.scheduler.counters.num_preemptions > 0
 
 
+HALVES = {  # of the types that gguf cannot make: values of about 0.2 and their places
+    Q.Q4_K: {0: 1e-3, 2: 7.5e-3},
+    Q.Q5_K: {0: 5e-4, 2: 7.5e-3},
+    Q.Q6_K: {208: 1.5e-4},
+}
+KINDS = {  # by the end of the name; all others are Q4_1
+    "0.q": Q.Q4_K,
+    "0.k": Q.Q4_K,
+    "0.v": Q.Q6_K,
+    "0.o": Q.Q5_1,
+    "0.gate": Q.Q5_K,
+    "0.up": Q.Q5_K,
+    "0.down": Q.Q6_K,
+    "1.o": Q.Q4_0,
+    "1.down": Q.Q8_0,
+    "lm_head": Q.Q5_0,
+}
+
+
+def quantised(rng: np.random.Generator, shape: tuple[int, ...], kind: Q) -> np.ndarray:
+    """Random stored bytes [out, row_bytes]."""
+    if kind not in HALVES:
+        return gguf.quants.quantize((rng.standard_normal(shape) * 0.2).astype(np.float32), kind)
+    length, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (shape[0], shape[1] // length, size)).astype(np.uint8)
+    for start, value in HALVES[kind].items():
+        blocks[..., start : start + 2] = np.float16([value]).view(np.uint8)
+    return blocks.reshape(shape[0], -1)
+
+
 @pytest.fixture(scope="module")
 def quantised_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GGUF file with a random tiny Llama of 128 tokens: Q4_1, a down projection and the head Q8_0."""
+    """A GGUF file with a random tiny Llama of 128 tokens and weights of every type that has a kernel."""
     config = ModelConfig(
         model_type="llama",
-        hidden_size=64,
+        hidden_size=256,
         num_layers=2,
         num_heads=4,
         num_kv_heads=2,
-        head_size=16,
-        intermediate_size=96,
+        head_size=64,
+        intermediate_size=512,
         vocab_size=128,
         max_position=512,
     )
@@ -150,12 +180,11 @@ def quantised_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer.add_tokenizer_model("llama")
     writer.add_token_list([f"t{i}" for i in range(config.vocab_size)])
     for name, shape in expected_shapes(config):
-        values = (rng.standard_normal(shape) * (1.0 if len(shape) == 1 else 0.2)).astype(np.float32)
         if len(shape) == 1:
-            writer.add_tensor(gguf_name(name), values)
+            writer.add_tensor(gguf_name(name), rng.standard_normal(shape).astype(np.float32))
             continue
-        kind = Q.Q8_0 if name in ("lm_head", "layers.1.down") else Q.Q4_1
-        writer.add_tensor(gguf_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
+        kind = KINDS.get(name.removeprefix("layers."), Q.Q4_1)
+        writer.add_tensor(gguf_name(name), quantised(rng, shape, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

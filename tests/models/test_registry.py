@@ -96,7 +96,7 @@ def test_float32_tensors_live_no_longer_than_their_packing() -> None:
     model = build_model(CONFIG, checkpoint, NumpyBackend(), "int8")
     assert checkpoint.num_alive == 0
     assert checkpoint.max_alive == 3  # q, k and v, or gate and up
-    assert model._layers[0].attention.qkv.weight.shape == (64, 24)
+    assert model._layers[0].attention.qkv[0].weight.shape == (64, 24)
 
 
 def test_progress_counts_every_part_up_to_the_total() -> None:

@@ -104,10 +104,13 @@ class NativeBackend:
         return self._packed(dtype, gate, up)
 
     def grouped_matrix(self, weight: GroupedWeights) -> Packed:
-        return self._count(_native.PackedGrouped(_parts(weight), None, self.num_threads))
+        packed = _native.PackedGrouped(_parts(weight), bits=weight.bits, num_threads=self.num_threads)
+        return self._count(packed)
 
     def gated_grouped_matrix(self, gate: GroupedWeights, up: GroupedWeights) -> Packed:
-        return self._count(_native.PackedGrouped(_parts(gate), _parts(up), self.num_threads))
+        gate.check_pair(up)
+        pair = _parts(gate), _parts(up)
+        return self._count(_native.PackedGrouped(*pair, bits=gate.bits, num_threads=self.num_threads))
 
     def embedding(self, weight: F32, dtype: WeightDtype) -> _native.Table:
         fits_half = dtype != "float32" and float(np.abs(weight).max(initial=0.0)) <= HALF_MAX

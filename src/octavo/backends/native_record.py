@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from octavo import _native
 from octavo.backends.native_plan import Buffer, Columns, Instruction, array_buffer
-from octavo.backends.ops import WEIGHT_GROUP, Activation, Scan
+from octavo.backends.ops import Activation, Scan
 from octavo.core.kv_groups import KVLayer, KVLayout
 from octavo.core.kv_spec import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 from octavo.errors import UnsupportedModelError
@@ -246,8 +246,8 @@ class Recorder:
                 lambda p: p.matmul_f32(matrix, x.slot, out.slot, bias, slot(), act), (x, *residuals), (out,)
             )
             return
-        is_grouped = isinstance(matrix, _native.PackedGrouped)
-        quantised = self._quantise(x, WEIGHT_GROUP if is_grouped else QUANT_GROUP)
+        group = matrix.group if isinstance(matrix, _native.PackedGrouped) else QUANT_GROUP
+        quantised = self._quantise(x, group)
 
         def emit(p: _native.Program) -> None:
             offset = quantised.buffer.offset

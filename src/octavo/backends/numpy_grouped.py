@@ -11,43 +11,47 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.backends.numpy_quant import fused_multiply_add, quantize_rows
-from octavo.backends.ops import F32, WEIGHT_GROUP, GroupedWeights
-
-CODE_OFFSET = np.float32(128.0)  # of codes with 8 bits
+from octavo.backends.ops import F32, GroupedWeights
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedMatrix:
-    """Weights as the file holds them; the activations are quantised on the way in, in groups of 32."""
+    """Weights as the file holds them; the activations are quantised on the way in, in the same groups."""
 
     weight: GroupedWeights
 
     def __post_init__(self) -> None:
-        codes, scale, low = self.weight.codes, self.weight.scale, self.weight.low
-        if codes.shape[1] % WEIGHT_GROUP:
-            raise ValueError(f"grouped weights {codes.shape}: the second size must be a multiple of 32")
-        if not (np.isfinite(scale).all() and (low is None or np.isfinite(low).all())):
+        w = self.weight
+        if w.bits not in ((4, 5) if w.low is not None else (4, 5, 6, 8)):
+            raise ValueError(f"there is no kernel for codes of {w.kind}")
+        if w.codes.shape[1] % w.group:
+            raise ValueError(
+                f"grouped weights {w.codes.shape}: the second size must be a multiple of {w.group}"
+            )
+        if not (np.isfinite(w.scale).all() and (w.low is None or np.isfinite(w.low).all())):
             raise ValueError(
                 "a scale or lowest value of a weight group is NaN or infinity; the file is damaged"
             )
-        if low is not None and codes.max(initial=0) > 15:
-            raise ValueError("a code is above 15; codes of weights with a lowest value have 4 bits")
+        if w.codes.max(initial=0) >> w.bits:
+            raise ValueError(f"a code does not fit the {w.bits} bits it should have")
 
     def multiply(self, x: F32) -> F32:
         """x [T, in] → [T, out]: exact integer sums per group, added up in ascending order of groups."""
+        group = self.weight.group
         total = np.zeros((x.shape[0], self.weight.codes.shape[0]), np.float32)  # [T, out]
-        for g in range(x.shape[1] // WEIGHT_GROUP):
-            columns = slice(g * WEIGHT_GROUP, (g + 1) * WEIGHT_GROUP)
-            q, a_scale = quantize_rows(x[:, columns])  # [T, 32], [T]
+        for g in range(x.shape[1] // group):
+            columns = slice(g * group, (g + 1) * group)
+            q, a_scale = quantize_rows(x[:, columns])  # [T, group], [T]
             total = fused_multiply_add(self._group(q, g, columns), a_scale[:, None], total)
         return total
 
     def _group(self, q: F32, g: int, columns: slice) -> F32:
-        """q [T, 32] times the weights of group g → [T, out]."""
-        codes = self.weight.codes[:, columns].astype(np.float32)  # [out, 32]
-        scale = self.weight.scale[:, g].astype(np.float32)  # [out]
-        if self.weight.low is None:
-            scaled: F32 = (q @ (codes - CODE_OFFSET).T) * scale
+        """q [T, group] times the weights of group g → [T, out]."""
+        w = self.weight
+        codes = w.codes[:, columns].astype(np.float32)  # [out, group]
+        scale = w.scale[:, g].astype(np.float32)  # [out]
+        if w.low is None:
+            scaled: F32 = (q @ (codes - np.float32(1 << (w.bits - 1))).T) * scale
             return scaled
-        low = self.weight.low[:, g].astype(np.float32) * q.sum(axis=1, keepdims=True)  # [T, out], exact
+        low = w.low[:, g].astype(np.float32) * q.sum(axis=1, keepdims=True)  # [T, out], exact
         return fused_multiply_add(q @ codes.T, scale, low)

@@ -275,11 +275,7 @@ class NumpyBackend:
         return GroupedMatrix(weight)
 
     def gated_grouped_matrix(self, gate: GroupedWeights, up: GroupedWeights) -> GatedMatrix:
-        if gate.codes.shape != up.codes.shape or gate.bits != up.bits:
-            raise ValueError(
-                f"gate {gate.codes.shape} of {gate.bits} bits and up {up.codes.shape} of {up.bits} bits "
-                "must have the same shape and bits"
-            )
+        gate.check_pair(up)
         return GatedMatrix(self.grouped_matrix(gate), self.grouped_matrix(up))
 
     def embedding(self, weight: F32, dtype: WeightDtype) -> NDArray[np.floating]:

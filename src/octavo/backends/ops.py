@@ -37,23 +37,35 @@ Activation = Literal["silu", "gelu_tanh"]
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 
-WEIGHT_GROUP = 32  # weights along K that share a scale in GroupedWeights
-
 
 @dataclass(frozen=True, slots=True)
 class GroupedWeights:
-    """A matrix [out, in] of small integers with a scale for every 32 along `in`, as quantised files hold them.
+    """A matrix [out, in] of small integers with a scale for every `group` along `in`, as quantised files hold them.
 
-    Its values are scale · code + low with codes of 4 bits, scale · (code - 128) with codes of 8 bits.
+    Its values are scale · code + low where there is a low, scale · (code - 2^(bits - 1)) elsewhere.
     """
 
     codes: NDArray[np.uint8]  # [out, in]
-    scale: NDArray[np.float16]  # [out, in/32]
-    low: NDArray[np.float16] | None  # [out, in/32]; None: the codes have 8 bits
+    scale: NDArray[np.float16]  # [out, in/group]
+    low: NDArray[np.float16] | None  # [out, in/group]; codes of 4 and 5 bits only
+    bits: int  # of a code: 4, 5, 6 or 8
 
     @property
-    def bits(self) -> int:
-        return 8 if self.low is None else 4
+    def group(self) -> int:
+        return 16 if self.bits == 6 else 32
+
+    @property
+    def kind(self) -> str:
+        """Matrices can be packed as one if this is equal."""
+        return f"{self.bits} bits" + ("" if self.low is None else " with a lowest value")
+
+    def check_pair(self, up: GroupedWeights) -> None:
+        """Raise ValueError unless this and `up` can be packed as a gated pair."""
+        if (self.codes.shape, self.kind) != (up.codes.shape, up.kind):
+            raise ValueError(
+                f"gate {self.codes.shape} of {self.kind} and up {up.codes.shape} of {up.kind} "
+                "must have the same shape and bits"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,11 +274,11 @@ class Backend(Protocol):
         ...
 
     def grouped_matrix(self, weight: GroupedWeights) -> Matrix:
-        """Pack [out, in] without rounding; products quantise their activations in the same groups of 32."""
+        """Pack [out, in] without rounding; products quantise their activations in the same groups."""
         ...
 
     def gated_grouped_matrix(self, gate: GroupedWeights, up: GroupedWeights) -> GatedMatrix:
-        """Pack two of [F, in] with codes of the same size for gated_linear."""
+        """Pack two of [F, in] of one kind for gated_linear."""
         ...
 
     def embedding(self, weight: F32, dtype: WeightDtype) -> Embedding:

@@ -64,48 +64,56 @@ class ParameterLoader:
     def vector(self, name: str) -> Vector:
         return self.backend.vector(self.source.tensor(name))
 
-    def matrix(self, *names: str) -> Matrix:
-        """One matrix [sum of outs, in] of the named ones, in this order."""
-        grouped = self._grouped(*names)
-        if grouped is not None:
-            return self.backend.grouped_matrix(join_rows(grouped))
-        parts = [self.source.tensor(name) for name in names]
-        return self.backend.matrix(parts[0] if len(parts) == 1 else np.concatenate(parts), self._rounded)
+    def matrix(self, name: str) -> Matrix:
+        return self._matrix((name,), self._stored(name))
+
+    def matrices(self, *names: str) -> tuple[Matrix, ...]:
+        """One matrix [sum of outs, in] of the named ones, or each alone where they are not stored alike."""
+        stored = self._stored(*names)
+        if len({weight and weight.kind for weight in stored}) == 1:
+            return (self._matrix(names, stored),)
+        return tuple(self._matrix((name,), [weight]) for name, weight in zip(names, stored, strict=True))
 
     def matrix_of(self, name: str, values: F32) -> Matrix:
         """The named matrix, whose values [out, in] are at hand."""
-        grouped = self._grouped(name)
-        if grouped is not None:
-            return self.backend.grouped_matrix(grouped[0])
-        return self.backend.matrix(values, self._rounded)
+        (weight,) = self._stored(name)
+        if weight is not None:
+            return self.backend.grouped_matrix(weight)
+        return self.backend.matrix(values, self._rounded(name))
 
     def bias(self, *names: str) -> Vector:
-        return self.backend.vector(np.concatenate([self.source.tensor(name) for name in names]))
+        """The biases of the named matrices, one after another."""
+        return self.backend.vector(np.concatenate([self.source.tensor(f"{name}.bias") for name in names]))
 
     def gated_matrix(self, gate: str, up: str) -> GatedMatrix:
-        grouped = self._grouped(gate, up)
-        if grouped is not None:
-            return self.backend.gated_grouped_matrix(grouped[0], grouped[1])
-        return self.backend.gated_matrix(self.source.tensor(gate), self.source.tensor(up), self._rounded)
+        first, second = self._stored(gate, up)
+        if first is not None and second is not None and first.kind == second.kind:
+            return self.backend.gated_grouped_matrix(first, second)
+        dtype = self._rounded(gate, up)
+        return self.backend.gated_matrix(self.source.tensor(gate), self.source.tensor(up), dtype)
 
-    @property
-    def _rounded(self) -> WeightDtype:
-        """What a matrix becomes that cannot stay as it is stored."""
-        return "int8" if self.weight_dtype == "native" else self.weight_dtype
+    def _matrix(self, names: tuple[str, ...], stored: list[GroupedWeights | None]) -> Matrix:
+        weights = [weight for weight in stored if weight is not None]
+        if weights:
+            return self.backend.grouped_matrix(join_rows(weights))
+        parts = [self.source.tensor(name) for name in names]
+        dtype = self._rounded(*names)
+        return self.backend.matrix(parts[0] if len(parts) == 1 else np.concatenate(parts), dtype)
 
-    def _grouped(self, *names: str) -> list[GroupedWeights] | None:
-        """The stored integers of matrices that are packed as one; None unless all have codes of one size."""
+    def _rounded(self, *names: str) -> WeightDtype:
+        """What these become if they do not stay as they are stored."""
         if self.weight_dtype != "native":
-            return None
-        parts = [part for name in names if (part := self.source.grouped(name)) is not None]
-        if len(parts) == len(names) and len({part.bits for part in parts}) == 1:
-            return parts
+            return self.weight_dtype
         log.info("%s: no native kernel for how this is stored; rounded to int8", ", ".join(names))
-        return None
+        return "int8"
+
+    def _stored(self, *names: str) -> list[GroupedWeights | None]:
+        """The integers these matrices are stored as, where they are to be kept."""
+        return [self.source.grouped(name) if self.weight_dtype == "native" else None for name in names]
 
 
 def join_rows(parts: list[GroupedWeights]) -> GroupedWeights:
-    """One matrix of the rows of several with codes of one size."""
+    """One matrix of the rows of several of one kind."""
     if len(parts) == 1:
         return parts[0]
     lows = [part.low for part in parts if part.low is not None]
@@ -113,6 +121,7 @@ def join_rows(parts: list[GroupedWeights]) -> GroupedWeights:
         np.concatenate([part.codes for part in parts]),
         np.concatenate([part.scale for part in parts]),
         np.concatenate(lows) if lows else None,
+        parts[0].bits,
     )
 
 
@@ -128,8 +137,8 @@ class Attention:
     window: int | None  # positions a query sees, itself included; None: all
     norm_eps: float
     rope: Rope
-    qkv: Matrix  # [H·D + 2·K·D, E]
-    qkv_bias: Vector | None  # [H·D + 2·K·D]
+    qkv: tuple[Matrix, ...]  # one [H·D + 2·K·D, E], or three where they are not stored alike
+    qkv_bias: tuple[Vector | None, ...]  # of each
     q_norm: Vector | None  # [D]
     k_norm: Vector | None  # [D]
     out: Matrix  # [E, H·D]
@@ -144,8 +153,8 @@ class Attention:
     def forward(self, ops: Ops, x: Array, residual: Array | None, layer: KVLayer) -> Array:
         """(residual +) attention(x) → [T, E]."""
         q_width, kv_width = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
-        qkv = ops.linear(x, self.qkv, self.qkv_bias)  # [T, H·D + 2·K·D]
-        q, k, v = ops.split(qkv, (q_width, kv_width, kv_width))
+        parts = [ops.linear(x, *projection) for projection in zip(self.qkv, self.qkv_bias, strict=True)]
+        q, k, v = parts if len(parts) == 3 else ops.split(parts[0], (q_width, kv_width, kv_width))
         if self.q_norm is not None:
             q = ops.head_norm(q, self.q_norm, self.norm_eps)
         if self.k_norm is not None:
@@ -162,7 +171,8 @@ class Attention:
     ) -> Attention:
         """The attention of the layer whose tensors are called `prefix`.q and so on."""
         q, k, v, o = (f"{prefix}.{part}" for part in "qkvo")
-        biases = (f"{q}.bias", f"{k}.bias", f"{v}.bias")
+        qkv = load.matrices(q, k, v)
+        names = [(q, k, v)] if len(qkv) == 1 else [(q,), (k,), (v,)]  # of each matrix
         return cls(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
@@ -172,12 +182,12 @@ class Attention:
             window=window,
             norm_eps=config.rms_norm_eps,
             rope=rope,
-            qkv=load.matrix(q, k, v),
-            qkv_bias=load.bias(*biases) if config.attention_bias else None,
+            qkv=qkv,
+            qkv_bias=tuple(load.bias(*part) if config.attention_bias else None for part in names),
             q_norm=load.vector(f"{prefix}.q_norm") if config.qk_norm else None,
             k_norm=load.vector(f"{prefix}.k_norm") if config.qk_norm else None,
             out=load.matrix(o),
-            out_bias=load.vector(f"{o}.bias") if config.output_bias else None,
+            out_bias=load.bias(o) if config.output_bias else None,
         )
 
 

@@ -50,8 +50,8 @@ def build_model(
         )
     if weight_dtype == "native" and not checkpoint.has_grouped:
         raise ConfigError(
-            "weight dtype 'native' needs a GGUF file with weights of type Q4_0, Q4_1, Q5_0 or Q8_0, "
-            "and this model has none; use --weight-dtype int8"
+            "weight dtype 'native' needs a GGUF file with weights of type Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, "
+            "Q5_K or Q6_K, and this model has none; use --weight-dtype int8"
         )
     loader = ParameterLoader(checkpoint, backend, weight_dtype)
     return load(config, loader, progress or _ignore)
