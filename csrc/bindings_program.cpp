@@ -211,6 +211,7 @@ void bind_program(nb::module_& m) {
   nb::class_<Program>(m, "Program")
       .def("__init__", &construct, nb::arg("pool"), nb::arg("isa").none(), nb::arg("cache"), nb::arg("limits"))
       .def("embed", &Program::embed, nb::arg("table"), nb::arg("out"), Keep())
+      .def("embed", &Program::embed_grouped, nb::arg("table"), nb::arg("out"), Keep())
       .def("scale", &Program::scale, nb::arg("x"), nb::arg("factor"), nb::arg("out"))
       .def("add", &Program::add, nb::arg("x"), nb::arg("y"), nb::arg("out"))
       .def("softcap", &Program::softcap, nb::arg("x"), nb::arg("cap"), nb::arg("out"))

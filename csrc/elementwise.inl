@@ -66,3 +66,21 @@ static void embed_f16(const uint16_t* table, int width, const int32_t* tokens, i
     store_lanes(out.data + row * out.ld + column, lanes, load_half(halves));
   });
 }
+
+// Rows of a matrix that is packed for products, so that the table of tied embeddings takes no memory of its own.
+static void embed_grouped(const MatrixGrouped& m, const int32_t* tokens, int rows, const View& out, Worker w) {
+  const int group = code_group(m.bits), groups = m.k / group, centre = 1 << (m.bits - 1);
+  const int64_t block_bytes = grouped_block_bytes(m.bits, m.has_low);
+  const Range units = range_of(int64_t{rows} * groups, w);
+  for (int64_t u = units.begin; u < units.end; ++u) {
+    const int token = tokens[u / groups], column = token % kPanel, g = static_cast<int>(u % groups);
+    const uint8_t* block = m.data + (int64_t{token / kPanel} * groups + g) * block_bytes;
+    const auto* halves = reinterpret_cast<const uint16_t*>(block + grouped_code_bytes(m.bits)) + column;
+    const float scale = half_to_float(halves[0]), low = m.has_low ? half_to_float(halves[kPanel]) : 0.0f;
+    float* y = out.data + u / groups * out.ld + g * group;
+    for (int i = 0; i < group; ++i) {
+      const int code = grouped_code(block + 4 * column, i, m.bits);
+      y[i] = m.has_low ? scale * static_cast<float>(code) + low : scale * static_cast<float>(code - centre);
+    }
+  }
+}

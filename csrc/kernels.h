@@ -51,6 +51,16 @@ static constexpr int grouped_block_bytes(int bits, bool has_low) {
   return grouped_code_bytes(bits) + kPanel * (has_low ? 4 : 2);
 }
 
+// Number `at` of the codes of a group; `lanes` is where its column begins in the block.
+static inline int grouped_code(const uint8_t* lanes, int at, int bits) {
+  const int run = at / 4;
+  lanes += at % 4;
+  if (bits == 8) return lanes[run * 4 * kPanel];
+  const int lower = lanes[run / 2 * 4 * kPanel] >> (run % 2 * 4) & 15;
+  if (bits == 4) return lower;
+  return lower | (lanes[code_group(bits) / 2 * kPanel] >> (run * (bits - 4)) & ((1 << (bits - 4)) - 1)) << 4;
+}
+
 // Weights float32, packed; see matmul_f32.inl for the layout.
 struct MatrixF32 {
   int n, k;
@@ -170,6 +180,7 @@ struct Kernels {
   void (*softcap)(const View& x, float cap, int rows, const View& out, Worker w);
   void (*embed_f32)(const View& table, const int32_t* tokens, int rows, const View& out, Worker w);
   void (*embed_f16)(const uint16_t* table, int width, const int32_t* tokens, int rows, const View& out, Worker w);
+  void (*embed_grouped)(const MatrixGrouped& table, const int32_t* tokens, int rows, const View& out, Worker w);
   // write_kv.inl, paged_attention.inl
   void (*write_kv)(const View& k, const View& v, const KVStore& kv, const Batch& b, Worker w);
   int64_t (*attention_scratch_bytes)(int workers, int head_size, int64_t max_len);

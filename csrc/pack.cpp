@@ -133,15 +133,6 @@ void place_codes(const uint8_t* codes, int k, int bits, int block_bytes, uint8_t
   }
 }
 
-int code_at(const uint8_t* column, int i, int bits, int block_bytes) {
-  const int group = code_group(bits), at = i % group, run = at / 4;
-  const uint8_t* lanes = column + int64_t{i / group} * block_bytes + at % 4;
-  if (bits == 8) return lanes[run * 4 * kPanel];
-  const int lower = lanes[run / 2 * 4 * kPanel] >> (run % 2 * 4) & 15;
-  const int rest = bits > 4 ? lanes[group / 2 * kPanel] >> (run * (bits - 4)) & ((1 << (bits - 4)) - 1) : 0;
-  return lower | rest << 4;
-}
-
 float half_value(uint16_t half) {
   const int exponent = half >> 10 & 31, fraction = half & 1023;
   const float size = exponent ? std::ldexp(1024.0f + fraction, exponent - 25) : std::ldexp(1.0f * fraction, -24);
@@ -248,8 +239,8 @@ void PackedGrouped::unpack(float* out) const {
     for (int c = 0; c < kPanel; ++c) {
       float* row = columns.row(panel, c);
       for (int i = 0; row && i < k_; ++i) {
-        const int code = code_at(data + 4 * c, i, bits_, block_bytes);
         const uint8_t* block = data + int64_t{i / group} * block_bytes;
+        const int code = grouped_code(block + 4 * c, i % group, bits_);
         const auto* halves = reinterpret_cast<const uint16_t*>(block + grouped_code_bytes(bits_));
         const float scale = half_value(halves[c]);
         row[i] = has_low_ ? scale * static_cast<float>(code) + half_value(halves[kPanel + c])

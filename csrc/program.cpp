@@ -113,6 +113,16 @@ void Program::embed(const TableParameter& table, Slot out) {
   }
 }
 
+void Program::embed_grouped(const PackedGrouped& table, Slot out) {
+  const MatrixGrouped m = table.matrix();
+  require(!is_recording_logits_, "embed() belongs to the forward part: logits have no token ids");
+  require(!table.is_gated() && out.width == m.k, "embed: out must have width " + text(m.k) + ", the table one matrix");
+  vocab_ = std::min<int64_t>(vocab_, m.n);
+  append([k = kernels_, m, to = view(out, "out")](const Step& s, Worker w) {
+    k->embed_grouped(m, s.tokens, s.rows, to, w);
+  });
+}
+
 void Program::scale(Slot x, float factor, Slot out) {
   require(x.width == out.width, "scale: both arrays must have the same width");
   append("scale", [k = kernels_, a = view(x, "x"), factor, to = view(out, "out")](const Step& s, Worker w) {

@@ -106,6 +106,7 @@ class Program {
 
   // ---- recording. Parameters must outlive the program. All throw std::invalid_argument.
   void embed(const TableParameter& table, Slot out);
+  void embed_grouped(const PackedGrouped& table, Slot out);
   void scale(Slot x, float factor, Slot out);
   void add(Slot x, Slot y, Slot out);
   void softcap(Slot x, float cap, Slot out);

@@ -281,7 +281,6 @@ OCTAVO_INLINE int32_t reduce_add(i32x16 a) {
 
 // ---- half precision ---------------------------------------------------------------------------------------
 
-#if !defined(__F16C__) && !defined(__AVX512F__)
 // Exact. Halves are spread into the float's fields; subnormals are renormalised by a subtraction.
 OCTAVO_INLINE float half_to_float(uint16_t h) {
   uint32_t bits = (uint32_t)(h & 0x7fff) << 13;
@@ -299,6 +298,7 @@ OCTAVO_INLINE float half_to_float(uint16_t h) {
   std::memcpy(&f, &bits, 4);
   return f;
 }
+#if !defined(__F16C__) && !defined(__AVX512F__)
 // To nearest, ties to even, as the hardware instruction does.
 OCTAVO_INLINE uint16_t float_to_half(float f) {
   uint32_t bits;

@@ -290,6 +290,40 @@ def test_a_compiled_model_mixes_weights_as_specified(kind: str, isa: str) -> Non
     np.testing.assert_array_equal(results[0], results[1])
 
 
+class Lookup:
+    """A table of grouped weights that is the output matrix as well."""
+
+    def __init__(self, backend: Backend, kind: str) -> None:
+        self.table = backend.grouped_matrix(grouped(kind, 90, 96))
+
+    def forward(self, ops: Ops) -> Array:
+        return ops.embed(self.table)
+
+    def logits(self, ops: Ops, hidden: Array) -> Array:
+        return ops.scale(hidden, 1.0)
+
+
+@each_isa
+@every_kind
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_packed_matrix_is_a_table_of_its_rows(kind: str, isa: str, num_threads: int) -> None:
+    tokens = np.array([89, 0, 31, 32, 0, 64, 63], np.int32)
+    for backend in (NumpyBackend(), NativeBackend(num_threads, isa)):
+        expected = values(grouped(kind, 90, 96))[tokens]
+        np.testing.assert_array_equal(looked_up(backend, kind, tokens), expected)
+        with pytest.raises(ValueError, match="90"):
+            looked_up(backend, kind, np.array([90], np.int32))
+
+
+def looked_up(backend: Backend, kind: str, tokens: np.ndarray) -> F32:
+    cache = KVCacheConfig(group_layers([FullAttentionSpec(1, 8)]), 2, 16, "fp32")
+    runner = backend.compile(Lookup(backend, kind), cache, Limits(20, 1, 1, 2, 20))
+    rows, table = np.arange(len(tokens), dtype=np.int32), np.array([[0, 1]], np.int32)
+    starts = np.array([0, len(tokens)], np.int32)
+    runner.forward(StepInputs(tokens, rows, starts, starts[1:], np.zeros(1, np.int32), (table,)))
+    return runner.logits(rows).copy()
+
+
 class NormedProduct:
     """norm(x) times grouped weights; with `apart` nothing can be done in one pass."""
 

@@ -88,15 +88,22 @@ def test_every_matrix_stays_as_it_is_stored(caplog: pytest.LogCaptureFixture) ->
     np.testing.assert_array_equal(values(model._layers[1].attention.qkv[0]), np.concatenate([q, k, v]))
     np.testing.assert_array_equal(values(model._layers[1].mlp.gate_up.up), source.tensor("layers.1.up"))
     np.testing.assert_array_equal(values(model._head), source.tensor("lm_head"))
-    np.testing.assert_array_equal(model._embed, source.tensor("embed").astype(np.float16))
+    np.testing.assert_array_equal(values(model._embed), source.tensor("embed"))
     assert not caplog.records
 
 
-def test_a_tied_head_is_the_stored_embedding() -> None:
+def test_a_tied_head_and_the_table_are_one_packing_of_the_stored_integers() -> None:
     config = dataclasses.replace(CONFIG, tie_embeddings=True)
     source = GroupedSource(config)
-    model = build_model(config, source, NumpyBackend(), "native")
+    backend = NumpyBackend()
+    model = build_model(config, source, backend, "native")
+    assert model._embed is model._head
     np.testing.assert_array_equal(values(model._head), source.tensor("embed"))
+    untied = NumpyBackend()
+    build_model(CONFIG, GroupedSource(CONFIG), untied, "native")
+    assert (
+        untied.num_weight_bytes - backend.num_weight_bytes == 50 * 2 * 34
+    )  # [V, E] in 8 bits, scales for 32
 
 
 def test_queries_keys_and_values_stored_differently_are_three_matrices() -> None:

@@ -68,8 +68,8 @@ class Recorder:
         self._scratch = Columns(Buffer(0))
         self._storages = [Columns(Buffer(0)) for _ in range(layout.num_storages)]
 
-    def embed(self, table: _native.Table) -> Value:
-        out = self._new(table.width)
+    def embed(self, table: _native.Table | _native.PackedGrouped) -> Value:
+        out = self._new(table.k if isinstance(table, _native.PackedGrouped) else table.width)
         self._append(lambda p: p.embed(table, out.slot), (), (out,))
         return out
 

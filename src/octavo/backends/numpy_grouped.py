@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.backends.numpy_quant import fused_multiply_add, quantize_rows
-from octavo.backends.ops import F32, GroupedWeights
+from octavo.backends.ops import F32, I32, GroupedWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,14 @@ class GroupedMatrix:
             q, a_scale = quantize_rows(x[:, columns])  # [T, group], [T]
             total = fused_multiply_add(self._group(q, g, columns), a_scale[:, None], total)
         return total
+
+    def rows(self, index: I32) -> F32:
+        """The values of these rows → [T, in]; the product with a scale is exact."""
+        w = self.weight
+        scale = np.repeat(w.scale[index].astype(np.float32), w.group, axis=1)  # [T, in]
+        if w.low is None:
+            return scale * (w.codes[index].astype(np.float32) - np.float32(1 << (w.bits - 1)))
+        return scale * w.codes[index] + np.repeat(w.low[index].astype(np.float32), w.group, axis=1)
 
     def _group(self, q: F32, g: int, columns: slice) -> F32:
         """q [T, group] times the weights of group g → [T, out]."""

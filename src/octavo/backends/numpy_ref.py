@@ -110,10 +110,13 @@ class NumpyOps:
         self._inputs = inputs
         self._cache = cache
 
-    def embed(self, table: NDArray[np.floating]) -> F32:
+    def embed(self, table: NDArray[np.floating] | GroupedMatrix) -> F32:
         tokens = self._inputs.tokens
-        if len(tokens) and tokens.max() >= table.shape[0]:
-            raise ValueError(f"token id {tokens.max()} is not below the {table.shape[0]} rows of the table")
+        num_rows = len(table.weight.codes if isinstance(table, GroupedMatrix) else table)
+        if len(tokens) and tokens.max() >= num_rows:
+            raise ValueError(f"token id {tokens.max()} is not below the {num_rows} rows of the table")
+        if isinstance(table, GroupedMatrix):
+            return table.rows(tokens)
         return table[tokens].astype(np.float32)  # [T, E]
 
     def scale(self, x: F32, factor: float) -> F32:

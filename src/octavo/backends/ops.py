@@ -121,7 +121,7 @@ class Ops(Protocol):
     handle given to `head_norm`, `rope` or as `residual` must not be used again (it may be overwritten)."""
 
     def embed(self, table: Embedding) -> Array:
-        """Rows of `table` at the step's token ids → [T, E]."""
+        """Rows of `table` at the step's token ids → [T, E]; a matrix from grouped_matrix is a table as well."""
         ...
 
     def scale(self, x: Array, factor: float) -> Array:

@@ -78,7 +78,7 @@ def load_decoder(
 ) -> Decoder:
     """Pack all parameters, layer by layer; `progress` is called after each part."""
     num_parts = config.num_layers + 2
-    embed, head = _load_ends(config, load)
+    embed, head = load.ends("embed", "embed" if config.tie_embeddings else "lm_head")
     progress(1, num_parts)
     layers = []
     for i in range(config.num_layers):
@@ -87,13 +87,3 @@ def load_decoder(
     norm = load.vector("norm")
     progress(num_parts, num_parts)
     return Decoder(config, embed, layers, norm, head)
-
-
-def _load_ends(config: ModelConfig, load: ParameterLoader) -> tuple[Embedding, Matrix]:
-    """The lookup table and the output matrix: two packings of one tensor where they are tied."""
-    table = load.source.tensor("embed")  # [V, E]
-    embed = load.backend.embedding(table, load.weight_dtype)
-    if config.tie_embeddings:
-        return embed, load.matrix_of("embed", table)
-    del table
-    return embed, load.matrix("lm_head")

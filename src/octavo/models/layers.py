@@ -17,6 +17,7 @@ from octavo.backends.ops import (
     Activation,
     Array,
     Backend,
+    Embedding,
     GatedMatrix,
     Matrix,
     Ops,
@@ -74,12 +75,21 @@ class ParameterLoader:
             return (self._matrix(names, stored),)
         return tuple(self._matrix((name,), [weight]) for name, weight in zip(names, stored, strict=True))
 
-    def matrix_of(self, name: str, values: F32) -> Matrix:
-        """The named matrix, whose values [out, in] are at hand."""
-        (weight,) = self._stored(name)
-        if weight is not None:
-            return self.backend.grouped_matrix(weight)
-        return self.backend.matrix(values, self._rounded(name))
+    def ends(self, table: str, head: str) -> tuple[Embedding, Matrix]:
+        """The lookup table and the output matrix, which may be the same tensor.
+
+        Integers that stay as they are stored are packed once and serve as both.
+        """
+        (stored,) = self._stored(table)
+        if stored is not None:
+            embed = self.backend.grouped_matrix(stored)
+            return embed, embed if head == table else self.matrix(head)
+        values = self.source.tensor(table)  # [V, E]
+        embed = self.backend.embedding(values, self.weight_dtype)
+        if head == table:
+            return embed, self.backend.matrix(values, self._rounded(table))
+        del values
+        return embed, self.matrix(head)
 
     def bias(self, *names: str) -> Vector:
         """The biases of the named matrices, one after another."""
