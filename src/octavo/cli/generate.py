@@ -43,7 +43,7 @@ def generate(
     beam_width: options.BeamWidth = None,
     length_penalty: options.LengthPenalty = 1.0,
     seed: options.Seed = 0,
-    weight_dtype: options.WeightDtypeOption = options.WeightDtype.INT8,
+    weight_dtype: options.WeightDtypeOption = options.WeightDtype.AUTO,
     threads: options.Threads = None,
     preemption_mode: options.PreemptionModeOption = options.PreemptionMode.AUTO,
     swap_space: options.SwapSpace = "0",
@@ -69,6 +69,7 @@ def generate(
     llm = LLM(
         model or DEFAULT_MODEL,
         weight_dtype=weight_dtype.value,
+        max_num_seqs=max(n, best_of or 1, beam_width or 1),
         num_threads=threads,
         seed=seed,
         preemption_mode=preemption_mode.value,

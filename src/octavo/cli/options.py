@@ -16,6 +16,7 @@ _UNITS |= {f"{prefix}ib": 1024 ** (i + 1) for i, prefix in enumerate("kmgt")}
 
 
 class WeightDtype(StrEnum):
+    AUTO = "auto"
     INT8 = "int8"
     FLOAT32 = "float32"
     NATIVE = "native"
@@ -91,7 +92,7 @@ WeightDtypeOption = Annotated[
     WeightDtype,
     typer.Option(
         "--weight-dtype",
-        help="int8 is fast, float32 is exact, native keeps the integers of a GGUF file.",
+        help="int8 is fast for many, float32 is exact, native keeps the integers of a GGUF file, auto says why.",
         rich_help_panel=_ENGINE,
     ),
 ]

@@ -38,7 +38,7 @@ def serve(
     block_size: options.BlockSize = _DEFAULTS.block_size,
     kv_cache_memory: options.KVCacheMemory = None,
     num_blocks_override: options.NumBlocksOverride = None,
-    weight_dtype: options.WeightDtypeOption = options.WeightDtype.INT8,
+    weight_dtype: options.WeightDtypeOption = options.WeightDtype.AUTO,
     kv_cache_dtype: options.KVCacheDtypeOption = options.KVCacheDtype.AUTO,
     enable_prefix_caching: options.PrefixCaching = _DEFAULTS.prefix_caching,
     preemption_mode: options.PreemptionModeOption = options.PreemptionMode.AUTO,

@@ -19,6 +19,7 @@ from octavo.engine.executor import Executor
 from octavo.engine.memory import MemoryPlan, plan_memory, plan_swap_blocks, resolve_max_model_len
 from octavo.engine.messages import Ready
 from octavo.engine.swap_store import make_store
+from octavo.engine.weight_choice import choose_weights
 from octavo.errors import ConfigError
 from octavo.models.registry import build_model
 from octavo.sampling.sampler import Sampler
@@ -89,7 +90,8 @@ def assemble(
 ) -> Engine:
     """The same from an open checkpoint and a backend of the caller's choice."""
     max_model_len = resolve_max_model_len(config, checkpoint.config.max_position)
-    model = build_model(checkpoint.config, checkpoint, backend, config.weight_dtype, progress)
+    weight_dtype, why = choose_weights(config, checkpoint)
+    model = build_model(checkpoint.config, checkpoint, backend, weight_dtype, progress)
     layout = group_layers(model.kv_specs())
     plan = plan_memory(config, layout, max_model_len, backend.num_weight_bytes)
     limits = _limits(config, max_model_len)
@@ -124,7 +126,7 @@ def assemble(
     return Engine(
         scheduler,
         executor,
-        _info(plan, vocab_size, backend, num_swap_blocks),
+        _info(plan, vocab_size, backend, num_swap_blocks, why),
         frozenset(checkpoint.config.eos_token_ids),
         make_tokenizer=lambda: tokenizer_of(checkpoint.path),
         max_logprobs=config.max_logprobs,
@@ -151,8 +153,8 @@ def _limits(config: EngineConfig, max_model_len: int) -> Limits:
     )
 
 
-def _info(plan: MemoryPlan, vocab_size: int, backend: Backend, num_swap_blocks: int) -> Ready:
-    report = plan.report()
+def _info(plan: MemoryPlan, vocab_size: int, backend: Backend, num_swap_blocks: int, weights: str) -> Ready:
+    report = [*plan.report(), weights]
     if num_swap_blocks:
         report.append(f"swap space of {num_swap_blocks:,} blocks")
     return Ready(
