@@ -19,6 +19,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "bind_buffers.h"
 #include "check.h"
 #include "pack.h"
 #include "thread_pool.h"
@@ -211,6 +212,7 @@ template <class Packed, class Product>
 void bind(nb::module_& m, const char* name) {
   nb::class_<Packed> packed(m, name);
   bind_init(packed);
+  bind_buffers(packed);
   packed
       .def_prop_ro("n", [](const Packed& p) { return p.matrix().n; })
       .def_prop_ro("k", [](const Packed& p) { return p.matrix().k; })

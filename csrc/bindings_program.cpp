@@ -13,6 +13,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "bind_buffers.h"
 #include "check.h"
 #include "program.h"
 
@@ -23,24 +24,25 @@ using check::kAny;
 
 namespace {
 
-AlignedBuffer copy_of(const void* data, size_t bytes) {
-  AlignedBuffer buffer(bytes);
-  std::memcpy(buffer.as<void>(), data, bytes);
-  return buffer;
-}
+void fill(AlignedBuffer& buffer, const void* data) { std::memcpy(buffer.as<void>(), data, buffer.bytes()); }
 
 void bind_parameters(nb::module_& m) {
-  nb::class_<VectorParameter>(m, "Vector")
+  nb::class_<VectorParameter> vector(m, "Vector");
+  bind_buffers(vector);
+  vector
       .def(
           "__init__",
           [](VectorParameter* self, const AnyArray& values) {
             const int size = check::dimension(values, 0, "values");
             const float* data = check::array<float>(values, "values", {size});
-            new (self) VectorParameter{copy_of(data, sizeof(float) * static_cast<size_t>(size)), size};
+            new (self) VectorParameter({size});
+            fill(self->data, data);
           },
           nb::arg("values"))
       .def_ro("size", &VectorParameter::size);
-  nb::class_<TableParameter>(m, "Table")
+  nb::class_<TableParameter> table(m, "Table");
+  bind_buffers(table);
+  table
       .def(
           "__init__",
           [](TableParameter* self, const AnyArray& weight) {
@@ -48,7 +50,8 @@ void bind_parameters(nb::module_& m) {
             const bool is_half = check::has_dtype<uint16_t>(weight);
             const void* data = is_half ? static_cast<const void*>(check::array<uint16_t>(weight, "weight", {vocab, width}))
                                        : check::array<float>(weight, "weight", {vocab, width});
-            new (self) TableParameter{copy_of(data, weight.nbytes()), vocab, width, is_half};
+            new (self) TableParameter({vocab, width, is_half});
+            fill(self->data, data);
           },
           nb::arg("weight"))
       .def_ro("width", &TableParameter::width);
@@ -58,7 +61,8 @@ void bind_parameters(nb::module_& m) {
           [](RopeParameter* self, const AnyArray& frequencies, float scale) {
             const int half = check::dimension(frequencies, 0, "frequencies");
             const float* data = check::array<float>(frequencies, "frequencies", {half});
-            new (self) RopeParameter{copy_of(data, sizeof(float) * static_cast<size_t>(half)), half, scale};
+            new (self) RopeParameter{AlignedBuffer(sizeof(float) * static_cast<size_t>(half)), half, scale};
+            fill(self->frequencies, data);
           },
           nb::arg("frequencies"), nb::arg("scale"))
       .def_ro("half", &RopeParameter::half);

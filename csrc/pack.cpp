@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <climits>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -42,17 +43,28 @@ struct Columns {
   int width() const { return second ? kPanel / 2 : kPanel; }
 };
 
-Columns<const float> columns_of(const Weights& w) {
+std::array<int, 3> sizes_of(const Weights& w) {
   if (w.n < 1 || w.k < 1) {
     throw std::invalid_argument("a weight matrix of " + std::to_string(w.n) + " by " + std::to_string(w.k) +
                                 " is empty; both sizes must be at least 1");
   }
-  return {w.rows, w.up, w.n, w.k};
+  return {w.up ? 2 * w.n : w.n, w.k, w.up != nullptr};
 }
 
 Columns<float> unpacked_columns(float* out, int n, int k, bool is_gated) {
   if (!is_gated) return {out, nullptr, n, k};
   return {out, out + int64_t{n / 2} * k, n / 2, k};
+}
+
+// The panels of a matrix of that size; throws where there is none such.
+int64_t checked_panels(int n, int k, int is_gated) {
+  const int width = is_gated ? kPanel / 2 : kPanel, rows = is_gated ? n / 2 : n;
+  if (rows < 1 || k < 1 || is_gated < 0 || is_gated > 1 || (is_gated && n % 2) || n > INT_MAX - kPanel ||
+      k > INT_MAX - kPanel) {
+    throw std::invalid_argument("a packed matrix of " + std::to_string(n) + " by " + std::to_string(k) +
+                                " (gated: " + std::to_string(is_gated) + ") cannot be");
+  }
+  return (int64_t{rows} + width - 1) / width;
 }
 
 // Calls body(panel) for every panel, in parallel. A thread that cannot be started leaves its work to the others.
@@ -155,13 +167,16 @@ void check_grouped(const Part& part, int n, int k, int bits) {
 
 }  // namespace
 
-PackedI8::PackedI8(const Weights& weights, int num_threads)
-    : n_(weights.up ? 2 * weights.n : weights.n), k_(weights.k), is_gated_(weights.up != nullptr) {
-  const Columns<const float> columns = columns_of(weights);
+PackedI8::PackedI8(const Sizes& sizes) : n_(sizes[0]), k_(sizes[1]), is_gated_(sizes[2] != 0) {
+  const auto columns = static_cast<size_t>(checked_panels(n_, k_, sizes[2])) * kPanel;
+  data_ = AlignedBuffer(columns * static_cast<size_t>(round_up(k_, kQuantGroup)));
+  scale_ = AlignedBuffer(columns * sizeof(float));
+}
+
+PackedI8::PackedI8(const Weights& weights, int num_threads) : PackedI8(sizes_of(weights)) {
+  const Columns<const float> columns{weights.rows, weights.up, weights.n, weights.k};
   const int panels = columns.num_panels();
   const int64_t panel_bytes = int64_t{round_up(k_, kQuantGroup)} * kPanel;
-  data_ = AlignedBuffer(static_cast<size_t>(panels * panel_bytes));
-  scale_ = AlignedBuffer(static_cast<size_t>(panels) * kPanel * sizeof(float));
   std::atomic<bool> is_finite{true};
   for_each_panel(panels, k_, num_threads, [&](int panel) {
     uint8_t* data = data_.as<uint8_t>() + panel * panel_bytes;
@@ -193,27 +208,33 @@ void PackedI8::unpack(float* out) const {
   }
 }
 
-PackedGrouped::PackedGrouped(const GroupedWeights& w, int num_threads)
-    : n_(w.up.codes ? 2 * w.n : w.n), k_(w.k), bits_(w.bits), has_low_(w.rows.low), is_gated_(w.up.codes) {
-  const int group = code_group(bits_);
-  if (w.n < 1 || w.k < 1 || w.k % group) {
-    throw std::invalid_argument("grouped weights of " + std::to_string(w.n) + " by " + std::to_string(w.k) +
-                                ": both sizes must be at least 1, the second a multiple of " + std::to_string(group));
-  }
+PackedGrouped::PackedGrouped(const Sizes& sizes)
+    : n_(sizes[0]), k_(sizes[1]), bits_(sizes[3]), has_low_(sizes[4] != 0), is_gated_(sizes[2] != 0) {
   if (bits_ < 4 || bits_ == 7 || bits_ > (has_low_ ? 5 : 8)) {
     throw std::invalid_argument("there is no kernel for codes of " + std::to_string(bits_) +
                                 (has_low_ ? " bits with a lowest value; 4 and 5 have one" : " bits; 4, 5, 6, 8 have one"));
   }
+  const int group = code_group(bits_);
+  if (n_ < 1 || k_ < 1 || k_ % group) {
+    throw std::invalid_argument("grouped weights of " + std::to_string(n_) + " by " + std::to_string(k_) +
+                                ": both sizes must be at least 1, the second a multiple of " + std::to_string(group));
+  }
+  const auto panels = static_cast<size_t>(checked_panels(n_, k_, sizes[2]));
+  data_ = AlignedBuffer(panels * static_cast<size_t>(k_ / group) *
+                        static_cast<size_t>(grouped_block_bytes(bits_, has_low_)));
+}
+
+PackedGrouped::PackedGrouped(const GroupedWeights& w, int num_threads)
+    : PackedGrouped(Sizes{w.up.codes ? 2 * w.n : w.n, w.k, w.up.codes != nullptr, w.bits, w.rows.low != nullptr}) {
   if (is_gated_ && has_low_ != (w.up.low != nullptr)) {
     throw std::invalid_argument("both or none of gate and up must have lowest values");
   }
   check_grouped(w.rows, w.n, w.k, bits_);
   if (is_gated_) check_grouped(w.up, w.n, w.k, bits_);
-  const int groups = k_ / group, block_bytes = grouped_block_bytes(bits_, has_low_);
+  const int groups = k_ / code_group(bits_), block_bytes = grouped_block_bytes(bits_, has_low_);
   const Columns<const uint8_t> codes{w.rows.codes, w.up.codes, w.n, k_};
   const Columns<const uint16_t> scales{w.rows.scale, w.up.scale, w.n, groups}, lows{w.rows.low, w.up.low, w.n, groups};
   const int64_t panel_bytes = int64_t{groups} * block_bytes;
-  data_ = AlignedBuffer(static_cast<size_t>(codes.num_panels() * panel_bytes));
   for_each_panel(codes.num_panels(), k_, num_threads, [&](int panel) {
     uint8_t* data = data_.as<uint8_t>() + panel * panel_bytes;
     std::memset(data, 0, static_cast<size_t>(panel_bytes));  // scale 0: columns that do not exist are zero
@@ -250,12 +271,15 @@ void PackedGrouped::unpack(float* out) const {
   }
 }
 
-PackedF32::PackedF32(const Weights& weights, int num_threads)
-    : n_(weights.up ? 2 * weights.n : weights.n), k_(weights.k), is_gated_(weights.up != nullptr) {
-  const Columns<const float> columns = columns_of(weights);
+PackedF32::PackedF32(const Sizes& sizes) : n_(sizes[0]), k_(sizes[1]), is_gated_(sizes[2] != 0) {
+  const auto columns = static_cast<size_t>(checked_panels(n_, k_, sizes[2])) * kPanel;
+  data_ = AlignedBuffer(columns * static_cast<size_t>(k_) * sizeof(float));
+}
+
+PackedF32::PackedF32(const Weights& weights, int num_threads) : PackedF32(sizes_of(weights)) {
+  const Columns<const float> columns{weights.rows, weights.up, weights.n, weights.k};
   const int panels = columns.num_panels();
   const int64_t panel_floats = int64_t{k_} * kPanel;
-  data_ = AlignedBuffer(static_cast<size_t>(panels * panel_floats) * sizeof(float));
   std::atomic<bool> is_finite{true};
   for_each_panel(panels, k_, num_threads, [&](int panel) {
     float* data = data_.as<float>() + panel * panel_floats;

@@ -12,7 +12,10 @@
 // A gated pair (gate and up, both [F, K]) interleaves them: a panel holds kPanel/2 columns of gate, then the
 // same columns of up, so that one tile has all it needs for act(gate) * up.
 // Columns and k that do not exist are packed as zero weights.
+// A packed matrix is its sizes() and its buffers(), the same bytes for every instruction set: so it can be kept in a
+// file and read back into one that was made of sizes alone.
 #pragma once
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -31,6 +34,11 @@ struct Weights {
 // Symmetric int8 per output channel: scale = max|w| / 127, rounded to nearest even.
 class PackedI8 {
  public:
+  using Sizes = std::array<int, 3>;  // n, k, is_gated
+  // With room for the buffers, undefined. Throws std::invalid_argument on sizes that no matrix has; so do the others.
+  explicit PackedI8(const Sizes& sizes);
+  Sizes sizes() const { return {n_, k_, is_gated_}; }
+  std::array<const AlignedBuffer*, 2> buffers() const { return {&data_, &scale_}; }
   // Throws std::invalid_argument on an empty matrix, NaN or infinity.
   PackedI8(const Weights& weights, int num_threads);
 
@@ -61,6 +69,10 @@ struct GroupedWeights {
 // The codes as they are: nothing is rounded.
 class PackedGrouped {
  public:
+  using Sizes = std::array<int, 5>;  // n, k, is_gated, bits, has_low
+  explicit PackedGrouped(const Sizes& sizes);
+  Sizes sizes() const { return {n_, k_, is_gated_, bits_, has_low_}; }
+  std::array<const AlignedBuffer*, 1> buffers() const { return {&data_}; }
   // Throws std::invalid_argument on an empty matrix, broken groups, codes beyond their bits, NaN or infinity.
   PackedGrouped(const GroupedWeights& weights, int num_threads);
 
@@ -77,6 +89,10 @@ class PackedGrouped {
 
 class PackedF32 {
  public:
+  using Sizes = std::array<int, 3>;  // n, k, is_gated
+  explicit PackedF32(const Sizes& sizes);
+  Sizes sizes() const { return {n_, k_, is_gated_}; }
+  std::array<const AlignedBuffer*, 1> buffers() const { return {&data_}; }
   // Throws std::invalid_argument on an empty matrix, NaN or infinity.
   PackedF32(const Weights& weights, int num_threads);
 

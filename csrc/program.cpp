@@ -23,6 +23,16 @@ std::string matmul_name(const char* type, int k, int n) {
 
 }  // namespace
 
+VectorParameter::VectorParameter(const Sizes& sizes) : size(sizes[0]) {
+  require(size > 0, "a vector of " + text(size) + " values cannot be");
+  data = AlignedBuffer(sizeof(float) * static_cast<size_t>(size));
+}
+
+TableParameter::TableParameter(const Sizes& sizes) : vocab(sizes[0]), width(sizes[1]), is_half(sizes[2] != 0) {
+  require(vocab > 0 && width > 0 && (sizes[2] & ~1) == 0, "a table of " + text(vocab) + " by " + text(width) + " cannot be");
+  data = AlignedBuffer((is_half ? sizeof(uint16_t) : sizeof(float)) * static_cast<size_t>(vocab * width));
+}
+
 Program::Program(std::shared_ptr<ThreadPool> pool, const Kernels* kernels, std::shared_ptr<KVCache> cache,
                  ProgramLimits limits)
     : pool_(std::move(pool)), kernels_(kernels), cache_(std::move(cache)), limits_(limits), vocab_(INT64_MAX) {

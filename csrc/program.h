@@ -6,6 +6,7 @@
 // Recording checks every place and size, forward() and logits() check every index: no argument can make a kernel
 // touch memory outside the arena, the parameters or the cache.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -24,16 +25,26 @@ namespace octavo {
 
 // A float32 vector: a norm weight or a bias.
 struct VectorParameter {
+  using Sizes = std::array<int, 1>;  // size
   AlignedBuffer data;
   int size;
+
+  explicit VectorParameter(const Sizes& sizes);  // undefined values; throws std::invalid_argument, as the next does
+  Sizes sizes() const { return {size}; }
+  std::array<const AlignedBuffer*, 1> buffers() const { return {&data}; }
 };
 
 // An embedding table [vocab][width], float32 or float16.
 struct TableParameter {
+  using Sizes = std::array<int, 3>;  // vocab, width, is_half
   AlignedBuffer data;
   int64_t vocab;
   int width;
   bool is_half;
+
+  explicit TableParameter(const Sizes& sizes);
+  Sizes sizes() const { return {static_cast<int>(vocab), width, is_half}; }
+  std::array<const AlignedBuffer*, 1> buffers() const { return {&data}; }
 };
 
 struct RopeParameter {

@@ -17,6 +17,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None  # None: a share of what is free
     num_blocks_override: int | None = None  # a pool of exactly this many blocks
     weight_dtype: Literal["auto", "int8", "float32", "native"] = "auto"  # auto: engine/weight_choice.py
+    weight_cache: bool = True  # keep packed weights on disk for the next start
     kv_cache_dtype: Literal["auto", "fp32", "fp16", "int8"] = "auto"  # auto: by weight_dtype
     prefix_caching: bool = True  # full blocks stay findable until they are reused
     max_model_len: int | None = None  # None: what the model was trained for

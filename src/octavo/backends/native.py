@@ -8,6 +8,8 @@ specified by numpy_ref.py; how, is in csrc/. This file only connects the two.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -121,6 +123,20 @@ class NativeBackend:
     def vector(self, values: F32) -> _native.Vector:
         self.num_weight_bytes += values.nbytes
         return _native.Vector(_contiguous(values))
+
+    def restore(
+        self, kind: str, sizes: Sequence[int], fill: Callable[[Sequence[NDArray[np.uint8]]], bool]
+    ) -> _native.Parameter | None:
+        parameter: _native.Parameter = getattr(_native, kind).empty(sizes)
+        buffers = parameter.buffers
+        if not fill(buffers):
+            return None
+        self.num_weight_bytes += sum(buffer.nbytes for buffer in buffers)
+        return parameter
+
+    def code_files(self) -> Iterator[Path]:
+        yield Path(_native.__file__)
+        yield from sorted(Path(__file__).parent.glob("*.py"))
 
     def rope(self, frequencies: F32, attention_scale: float = 1.0) -> _native.Rope:
         return _native.Rope(_contiguous(frequencies), attention_scale)

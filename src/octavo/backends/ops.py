@@ -15,8 +15,10 @@ not on T, S, the chunk, the block size or the block ids. Every sum has one order
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -295,4 +297,20 @@ class Backend(Protocol):
 
     def compile(self, model: Model, cache: KVCacheConfig, limits: Limits) -> Runner:
         """Allocate the cache and all buffers."""
+        ...
+
+
+@runtime_checkable
+class RestoresParameters(Protocol):
+    """A backend whose packed parameters are plain memory, so that they can be kept in a file."""
+
+    def restore(
+        self, kind: str, sizes: Sequence[int], fill: Callable[[Sequence[NDArray[np.uint8]]], bool]
+    ) -> Any:
+        """The parameter whose class had this name and which had these sizes. `fill` is given its buffers and says
+        whether it filled them; if not, the result is None."""
+        ...
+
+    def code_files(self) -> Iterable[Path]:
+        """The files whose change may change what a tensor is packed to."""
         ...

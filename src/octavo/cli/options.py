@@ -96,6 +96,14 @@ WeightDtypeOption = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
+WeightCache = Annotated[
+    bool,
+    typer.Option(
+        "--weight-cache/--no-weight-cache",
+        help="Keep the packed weights in the cache folder, so that the next start is quick.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 KVCacheDtypeOption = Annotated[
     KVCacheDtype,
     typer.Option(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from octavo.backends.ops import Backend, KVCacheConfig, Limits
+from octavo.backends.ops import Backend, KVCacheConfig, Limits, RestoresParameters
 from octavo.config import EngineConfig
 from octavo.core.kv_groups import group_layers
 from octavo.core.kv_manager import KVCacheManager
@@ -28,6 +28,7 @@ from octavo.sched.scheduler import Scheduler
 from octavo.text.tokenizer import Tokenizer
 from octavo.weights.checkpoint import Checkpoint
 from octavo.weights.loader import open_checkpoint
+from octavo.weights.packed_cache import MIN_MODEL_BYTES, PackedCache, identity_of
 
 PROBE_BLOCKS = 8  # blocks moved at start to learn what swapping costs
 MAX_LOGIT_ROWS = 64  # rows of logits alive at once; a larger batch is sampled in parts
@@ -91,7 +92,10 @@ def assemble(
     """The same from an open checkpoint and a backend of the caller's choice."""
     max_model_len = resolve_max_model_len(config, checkpoint.config.max_position)
     weight_dtype, why = choose_weights(config, checkpoint)
-    model = build_model(checkpoint.config, checkpoint, backend, weight_dtype, progress)
+    kept = _open_cache(config, weight_dtype, checkpoint, backend)
+    model = build_model(checkpoint.config, checkpoint, backend, weight_dtype, progress, kept)
+    if kept is not None:
+        kept.finish()
     layout = group_layers(model.kv_specs())
     plan = plan_memory(config, layout, max_model_len, backend.num_weight_bytes)
     limits = _limits(config, max_model_len)
@@ -131,6 +135,19 @@ def assemble(
         make_tokenizer=lambda: tokenizer_of(checkpoint.path),
         max_logprobs=config.max_logprobs,
         debug=config.debug,
+    )
+
+
+def _open_cache(
+    config: EngineConfig, weight_dtype: WeightDtype, checkpoint: Checkpoint, backend: Backend
+) -> PackedCache | None:
+    if not config.weight_cache or not isinstance(backend, RestoresParameters):
+        return None
+    if checkpoint.num_bytes < MIN_MODEL_BYTES:
+        return None
+    code = backend.code_files()
+    return PackedCache(
+        identity_of(checkpoint.path, checkpoint.files, weight_dtype, code), backend.restore
     )
 
 

@@ -7,8 +7,10 @@ neither the model around them nor where their cache lies: the KVLayer is given w
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cache
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -46,7 +48,12 @@ class TensorSource(Protocol):
 
     @property
     def has_grouped(self) -> bool:
-        """Whether grouped() has something to hand out. Asked for native weights only, as grouped() is."""
+        """Whether grouped() has something to hand out. Asked for native weights only, as the next two are."""
+        ...
+
+    def grouped_type(self, name: str) -> str | None:
+        """How grouped() has the matrix of this canonical name, without reading it: equal where matrices can be packed
+        as one, None where grouped() is."""
         ...
 
     def grouped(self, name: str) -> GroupedWeights | None:
@@ -54,61 +61,80 @@ class TensorSource(Protocol):
         ...
 
 
+class ParameterStore(Protocol):
+    """Where packed parameters may lie already (weights/packed_cache.py)."""
+
+    def obtain(self, name: str, make: Callable[[], Any]) -> Any:
+        """The parameter of that name, kept or made by `make`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ParameterLoader:
-    """Reads tensors and packs them, holding each float32 copy no longer than its own packing takes."""
+    """Reads tensors and packs them, holding each float32 copy no longer than its own packing takes. What the store
+    has is not read at all."""
 
     source: TensorSource
     backend: Backend
     weight_dtype: WeightDtype
+    store: ParameterStore | None = None
 
-    def vector(self, name: str) -> Vector:
-        return self.backend.vector(self.source.tensor(name))
+    def vector(self, name: str, change: Callable[[F32], F32] = lambda values: values) -> Vector:
+        """The named tensor, after `change`."""
+        return self._obtain((name,), lambda: self.backend.vector(change(self.source.tensor(name))))
 
     def matrix(self, name: str) -> Matrix:
-        return self._matrix((name,), self._stored(name))
+        return self._obtain((name,), lambda: self._matrix(name))
 
     def matrices(self, *names: str) -> tuple[Matrix, ...]:
         """One matrix [sum of outs, in] of the named ones, or each alone where they are not stored alike."""
-        stored = self._stored(*names)
-        if len({weight and weight.kind for weight in stored}) == 1:
-            return (self._matrix(names, stored),)
-        return tuple(self._matrix((name,), [weight]) for name, weight in zip(names, stored, strict=True))
+        if len({self._kept_type(name) for name in names}) == 1:
+            return (self._obtain(names, lambda: self._matrix(*names)),)
+        return tuple(self.matrix(name) for name in names)
 
     def ends(self, table: str, head: str) -> tuple[Embedding, Matrix]:
-        """The lookup table and the output matrix, which may be the same tensor.
+        """The lookup table and the output matrix, which may be the same tensor; it is read once.
 
         Integers that stay as they are stored are packed once and serve as both.
         """
-        (stored,) = self._stored(table)
-        if stored is not None:
-            embed = self.backend.grouped_matrix(stored)
+        if self._kept_type(table) is not None:
+            embed = self.matrix(table)
             return embed, embed if head == table else self.matrix(head)
-        values = self.source.tensor(table)  # [V, E]
-        embed = self.backend.embedding(values, self.weight_dtype)
+        tensor = cache(lambda: self.source.tensor(table))  # [V, E]
+        embed = self._obtain((table, "table"), lambda: self.backend.embedding(tensor(), self.weight_dtype))
         if head == table:
-            return embed, self.backend.matrix(values, self._rounded(table))
-        del values
+            rounded = self._rounded(table)
+            return embed, self._obtain((table,), lambda: self.backend.matrix(tensor(), rounded))
+        tensor.cache_clear()
         return embed, self.matrix(head)
 
     def bias(self, *names: str) -> Vector:
         """The biases of the named matrices, one after another."""
-        return self.backend.vector(np.concatenate([self.source.tensor(f"{name}.bias") for name in names]))
+        tensors = [f"{name}.bias" for name in names]
+        return self._obtain(
+            tuple(tensors),
+            lambda: self.backend.vector(np.concatenate([self.source.tensor(name) for name in tensors])),
+        )
 
     def gated_matrix(self, gate: str, up: str) -> GatedMatrix:
-        first, second = self._stored(gate, up)
-        if first is not None and second is not None and first.kind == second.kind:
-            return self.backend.gated_grouped_matrix(first, second)
-        dtype = self._rounded(gate, up)
-        return self.backend.gated_matrix(self.source.tensor(gate), self.source.tensor(up), dtype)
+        return self._obtain((gate, up), lambda: self._gated_matrix(gate, up))
 
-    def _matrix(self, names: tuple[str, ...], stored: list[GroupedWeights | None]) -> Matrix:
-        weights = [weight for weight in stored if weight is not None]
-        if weights:
-            return self.backend.grouped_matrix(join_rows(weights))
+    def _matrix(self, *names: str) -> Matrix:
+        if self._kept_type(names[0]) is not None:
+            return self.backend.grouped_matrix(join_rows([self._stored(name) for name in names]))
         parts = [self.source.tensor(name) for name in names]
         dtype = self._rounded(*names)
         return self.backend.matrix(parts[0] if len(parts) == 1 else np.concatenate(parts), dtype)
+
+    def _gated_matrix(self, gate: str, up: str) -> GatedMatrix:
+        kept = self._kept_type(gate)
+        if kept is not None and kept == self._kept_type(up):
+            return self.backend.gated_grouped_matrix(self._stored(gate), self._stored(up))
+        dtype = self._rounded(gate, up)
+        return self.backend.gated_matrix(self.source.tensor(gate), self.source.tensor(up), dtype)
+
+    def _obtain(self, names: tuple[str, ...], make: Callable[[], Any]) -> Any:
+        return make() if self.store is None else self.store.obtain(" ".join(names), make)
 
     def _rounded(self, *names: str) -> WeightDtype:
         """What these become if they do not stay as they are stored."""
@@ -117,9 +143,14 @@ class ParameterLoader:
         log.info("%s: no native kernel for how this is stored; rounded to int8", ", ".join(names))
         return "int8"
 
-    def _stored(self, *names: str) -> list[GroupedWeights | None]:
-        """The integers these matrices are stored as, where they are to be kept."""
-        return [self.source.grouped(name) if self.weight_dtype == "native" else None for name in names]
+    def _kept_type(self, name: str) -> str | None:
+        """How this matrix is stored, where its integers are to be kept."""
+        return self.source.grouped_type(name) if self.weight_dtype == "native" else None
+
+    def _stored(self, name: str) -> GroupedWeights:
+        stored = self.source.grouped(name)
+        assert stored is not None, name
+        return stored
 
 
 def join_rows(parts: list[GroupedWeights]) -> GroupedWeights:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.backends.ops import Array, Matrix, Ops, Rope, Scan, Vector
+from octavo.backends.ops import F32, Array, Matrix, Ops, Rope, Scan, Vector
 from octavo.core.kv_groups import KVLayer
 from octavo.core.kv_spec import KVCacheSpec, MambaSpec
 from octavo.errors import UnsupportedModelError
@@ -65,8 +65,10 @@ class MambaMixer:
     @classmethod
     def load(cls, config: ModelConfig, mamba: MambaConfig, load: ParameterLoader, prefix: str) -> MambaMixer:
         """The mixer of the layer whose tensors are called `prefix`.in and so on."""
-        decay = -np.exp(load.source.tensor(f"{prefix}.decay_log"))  # [H]
-        taps = load.source.tensor(f"{prefix}.conv").reshape(-1, mamba.num_taps)  # [C, W]
+
+        def by_tap(taps: F32) -> F32:  # [C, 1, W] → [W·C]
+            return np.ascontiguousarray(taps.reshape(-1, mamba.num_taps).T).reshape(-1)
+
         return cls(
             config=mamba,
             norm_eps=config.rms_norm_eps,
@@ -75,7 +77,7 @@ class MambaMixer:
                 head_size=mamba.head_size,
                 num_groups=mamba.num_groups,
                 state_size=mamba.state_size,
-                decay=load.backend.vector(decay),
+                decay=load.vector(f"{prefix}.decay_log", lambda log: -np.exp(log)),
                 skip=load.vector(f"{prefix}.skip"),
                 dt_bias=load.vector(f"{prefix}.dt_bias"),
                 dt_min=mamba.dt_min,
@@ -83,7 +85,7 @@ class MambaMixer:
             ),
             inward=load.matrix(f"{prefix}.in"),
             inward_bias=load.vector(f"{prefix}.in.bias") if mamba.proj_bias else None,
-            conv=load.backend.vector(np.ascontiguousarray(taps.T).reshape(-1)),
+            conv=load.vector(f"{prefix}.conv", by_tap),
             conv_bias=load.vector(f"{prefix}.conv.bias") if mamba.conv_bias else None,
             norm=load.vector(f"{prefix}.mixer_norm"),
             out=load.matrix(f"{prefix}.out"),

@@ -12,7 +12,7 @@ from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder, Progress
 from octavo.models.gemma3 import load_gemma3
-from octavo.models.layers import ParameterLoader, TensorSource
+from octavo.models.layers import ParameterLoader, ParameterStore, TensorSource
 from octavo.models.llama import load_llama
 from octavo.models.mamba_hybrid import load_mamba_hybrid
 
@@ -36,8 +36,10 @@ def build_model(
     backend: Backend,
     weight_dtype: WeightDtype,
     progress: Progress | None = None,
+    store: ParameterStore | None = None,
 ) -> Decoder:
-    """Read every tensor once and pack it for `backend`; the float32 copies are gone when this returns.
+    """Read every tensor once and pack it for `backend`; the float32 copies are gone when this returns. What `store`
+    has packed already is not read.
 
     `progress(done, total)` is called after each part. Raises UnsupportedModelError for a model_type or a
     variant without code here, ConfigError for native weights of a model that has none, and whatever
@@ -53,7 +55,7 @@ def build_model(
             "weight dtype 'native' needs a GGUF file with weights of type Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, "
             "Q5_K or Q6_K, and this model has none; use --weight-dtype int8"
         )
-    loader = ParameterLoader(checkpoint, backend, weight_dtype)
+    loader = ParameterLoader(checkpoint, backend, weight_dtype, store)
     return load(config, loader, progress or _ignore)
 
 

@@ -6,7 +6,7 @@ with a missing or misshapen tensor is refused when it is opened, not in the midd
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +27,11 @@ class Checkpoint(Protocol):
 
     @property
     def path(self) -> Path: ...
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """What tensors and configuration are read from."""
+        ...
 
     @property
     def config(self) -> ModelConfig: ...
@@ -55,6 +60,10 @@ class Checkpoint(Protocol):
     @property
     def has_grouped(self) -> bool:
         """Whether grouped() has something to hand out."""
+        ...
+
+    def grouped_type(self, name: str) -> str | None:
+        """How that matrix is stored: equal where matrices can be packed as one, None where grouped() is."""
         ...
 
     def grouped(self, name: str) -> GroupedWeights | None:

@@ -35,6 +35,10 @@ class GGUFCheckpoint:
         check_shapes(path, self._config, lambda name: shapes.get(gguf_name(name)))
 
     @property
+    def files(self) -> list[Path]:
+        return [file.path for file in self._files]
+
+    @property
     def config(self) -> ModelConfig:
         return self._config
 
@@ -65,15 +69,20 @@ class GGUFCheckpoint:
             for tensor in file.tensors.values()
         )
 
-    def grouped(self, name: str) -> GroupedWeights | None:
+    def grouped_type(self, name: str) -> str | None:
         stored = gguf_name(name)
         file = self._file_of.get(stored)
         if file is None or len(file.tensors[stored].shape) != 2:
             return None
         type_name = file.tensors[stored].type_name
-        if type_name not in BLOCK_BYTES:
+        return type_name if type_name in BLOCK_BYTES else None
+
+    def grouped(self, name: str) -> GroupedWeights | None:
+        type_name = self.grouped_type(name)
+        if type_name is None:
             return None
-        raw, row_order = file.raw(stored), self._row_order(name)  # [out, row_bytes]
+        stored = gguf_name(name)
+        raw, row_order = self._file_of[stored].raw(stored), self._row_order(name)  # [out, row_bytes]
         return grouped_weights(raw if row_order is None else raw[row_order], type_name)
 
     def tokenizer(self) -> Tokenizer:

@@ -42,6 +42,10 @@ class HFCheckpoint:
         check_shapes(path, self._config, self._shape_of)
 
     @property
+    def files(self) -> list[Path]:
+        return [self.path / "config.json", *sorted({file.path for file in self._file_of.values()})]
+
+    @property
     def config(self) -> ModelConfig:
         return self._config
 
@@ -78,6 +82,9 @@ class HFCheckpoint:
     @property
     def has_grouped(self) -> bool:
         return False
+
+    def grouped_type(self, name: str) -> str | None:
+        return None
 
     def grouped(self, name: str) -> GroupedWeights | None:
         return None  # safetensors hold floating-point numbers
