@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import CorruptModelError, ModelError, ModelNotFoundError, UnsupportedModelError
-from octavo.weights.gguf_file import GGUFFile, open_gguf
+from octavo.weights.gguf_file import _TYPES, GGUFFile, open_gguf
 
 QUANTISED = [Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1]
 
@@ -152,3 +152,9 @@ def test_a_type_without_dequantiser_names_type_and_tensor(tiny, tmp_path):
 def test_an_absent_file_is_not_found(tmp_path):
     with pytest.raises(ModelNotFoundError, match=r"no\.gguf: cannot be read: No such file"):
         open_gguf(tmp_path / "no.gguf")
+
+
+def test_block_sizes_are_those_of_the_gguf_package():
+    """A type that it knows and we do not is refused by name, so the table may lag behind."""
+    published = {int(kind): (kind.name, *sizes) for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
+    assert _TYPES.items() <= published.items()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Annotated
 
@@ -53,6 +51,9 @@ def blocks(
 
 def _fetch(url: str, api_key: str | None) -> bytes:
     """The answer of GET /debug/blocks."""
+    import urllib.error
+    import urllib.request
+
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     address = url.rstrip("/").removesuffix("/v1") + "/debug/blocks"
     if not address.startswith(("http://", "https://")):

@@ -11,6 +11,7 @@ All prompts of one call run at once, batched continuously. Not thread-safe: one 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -88,9 +89,11 @@ class LLM:
 
     def _load(self, config: EngineConfig, checkpoint: Checkpoint, backend: Backend) -> None:
         self.config = config
-        self.tokenizer: Tokenizer = checkpoint.tokenizer()
+        with ThreadPoolExecutor(1) as pool:  # reading the weights leaves the interpreter to the tokenizer
+            tokenizer = pool.submit(checkpoint.tokenizer)
+            self.engine: Engine = assemble(config, checkpoint, backend)
+            self.tokenizer: Tokenizer = tokenizer.result()
         self.chat_template = ChatTemplate.for_tokenizer(checkpoint.chat_template, self.tokenizer)
-        self.engine: Engine = assemble(config, checkpoint, backend)
         self.last_stats: StepStats | None = None
         self._num_requests = 0
 

@@ -51,7 +51,7 @@ def _ids(vocabulary: GGUFVocabulary) -> dict[str, int]:
 
 
 def _byte_level(vocabulary: GGUFVocabulary, rules: PreTokenizer) -> tokenizers.Tokenizer:
-    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in vocabulary.merges)]
+    merges = [(left, right) for left, right in (merge.split(" ", 1) for merge in vocabulary.merges)]
     model = models.BPE(_ids(vocabulary), merges, ignore_merges=rules.ignore_merges)
     backend = tokenizers.Tokenizer(model)
     if rules.nfc:

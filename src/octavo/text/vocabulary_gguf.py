@@ -70,7 +70,7 @@ class _Reader:
 
     def items(self, name: str, kind: type) -> list[Any]:
         values = self._metadata.get(_PREFIX + name, [])
-        if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+        if not isinstance(values, list) or not set(map(type, values)) <= {kind}:
             raise CorruptModelError(f"{_PREFIX}{name} is not a list of {kind.__name__}")
         return values
 

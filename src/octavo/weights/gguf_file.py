@@ -29,6 +29,18 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 # The gguf package works on 16 rows at a time; joining short rows makes it five times as fast.
 _DEQUANTIZE_ROW_BYTES = 8192
+# ggml type number -> (name, values in a block, bytes of a block): the gguf package's GGML_QUANT_SIZES, which takes
+# longer to import than all else takes to open a file.
+_TYPES = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+}  # fmt: skip
 _PLAIN_DTYPES = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -157,9 +169,8 @@ class GGUFFile:
         if not isinstance(alignment, int) or alignment <= 0:
             raise CorruptModelError(f"{self.path}: general.alignment is {alignment!r}; it must be positive")
         data_start = -(-header.at // alignment) * alignment
-        sizes = _type_sizes()
         for info in infos:
-            self._add_tensor(info, data_start, sizes)
+            self._add_tensor(info, data_start)
 
     def _tensor_info(self, header: _Header) -> tuple[str, tuple[int, ...], int, int]:
         name, num_dims = header.string(), header.u32()
@@ -170,16 +181,11 @@ class GGUFFile:
         shape = tuple(header.u64() for _ in range(num_dims))[::-1]  # stored innermost first
         return name, shape, header.u32(), header.u64()
 
-    def _add_tensor(
-        self,
-        info: tuple[str, tuple[int, ...], int, int],
-        data_start: int,
-        sizes: dict[int, tuple[str, int, int]],
-    ) -> None:
+    def _add_tensor(self, info: tuple[str, tuple[int, ...], int, int], data_start: int) -> None:
         name, shape, type_id, offset = info
-        if type_id not in sizes:
+        if type_id not in _TYPES:
             raise UnsupportedModelError(f"{self.path}: tensor {name!r} has the unknown ggml type {type_id}")
-        type_name, block_len, block_bytes = sizes[type_id]
+        type_name, block_len, block_bytes = _TYPES[type_id]
         if name in self.tensors or prod(shape) == 0 or shape[-1] % block_len:
             raise CorruptModelError(
                 f"{self.path}: tensor {name!r} {list(shape)} of type {type_name} is repeated or impossible"
@@ -222,16 +228,9 @@ def _dequantize(raw: NDArray[np.uint8], tensor: GGUFTensor, path: Path) -> NDArr
     joined = gcd(rows, 1 << (wanted.bit_length() - 1))  # a power of two, so that it divides most shapes
     try:
         values = quants.dequantize(raw.reshape(rows // joined, -1), GGMLQuantizationType(tensor.type_id))
-    except NotImplementedError:
+    except (NotImplementedError, ValueError):  # ValueError: a type younger than the package
         raise UnsupportedModelError(
             f"{path}: tensor {tensor.name!r} has type {tensor.type_name}, which cannot be dequantised; "
             "use a file in another quantisation, such as Q8_0 or Q4_K_M"
         ) from None
     return np.asarray(values, np.float32).reshape(rows, -1)  # [rows, in]
-
-
-def _type_sizes() -> dict[int, tuple[str, int, int]]:
-    """ggml type number -> (name, values in a block, bytes of a block)."""
-    from gguf import GGML_QUANT_SIZES
-
-    return {int(kind): (kind.name, length, size) for kind, (length, size) in GGML_QUANT_SIZES.items()}
