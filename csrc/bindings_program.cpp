@@ -42,19 +42,7 @@ void bind_parameters(nb::module_& m) {
       .def_ro("size", &VectorParameter::size);
   nb::class_<TableParameter> table(m, "Table");
   bind_buffers(table);
-  table
-      .def(
-          "__init__",
-          [](TableParameter* self, const AnyArray& weight) {
-            const int vocab = check::dimension(weight, 0, "weight"), width = check::dimension(weight, 1, "weight");
-            const bool is_half = check::has_dtype<uint16_t>(weight);
-            const void* data = is_half ? static_cast<const void*>(check::array<uint16_t>(weight, "weight", {vocab, width}))
-                                       : check::array<float>(weight, "weight", {vocab, width});
-            new (self) TableParameter({vocab, width, is_half});
-            fill(self->data, data);
-          },
-          nb::arg("weight"))
-      .def_ro("width", &TableParameter::width);
+  table.def_ro("width", &TableParameter::width);
   nb::class_<RopeParameter>(m, "Rope")
       .def(
           "__init__",

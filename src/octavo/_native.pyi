@@ -91,8 +91,7 @@ class Vector(Parameter):
     @property
     def size(self) -> int: ...
 
-class Table(Parameter):
-    def __init__(self, weight: Array) -> None: ...
+class Table(Parameter):  # made by empty() and filled
     @property
     def width(self) -> int: ...
 

@@ -56,6 +56,10 @@ class GroupedSource:
             )
         return values(GroupedMatrix(weight))
 
+    def grouped_type(self, name: str) -> str | None:
+        weight = self.grouped(name)
+        return None if weight is None else weight.kind
+
     def grouped(self, name: str) -> GroupedWeights | None:
         return None if name in self._stored_otherwise else self._weight(name)
 

@@ -115,10 +115,13 @@ class NativeBackend:
         return self._count(_native.PackedGrouped(*pair, bits=gate.bits, num_threads=self.num_threads))
 
     def embedding(self, weight: F32, dtype: WeightDtype) -> _native.Table:
-        fits_half = dtype != "float32" and float(np.abs(weight).max(initial=0.0)) <= HALF_MAX
-        table = np.ascontiguousarray(weight, np.float16 if fits_half else np.float32)
-        self.num_weight_bytes += table.nbytes
-        return _native.Table(table)
+        largest = max(weight.max(initial=0.0), -weight.min(initial=0.0))  # without a copy, as abs() is
+        fits_half = dtype != "float32" and bool(largest <= HALF_MAX)
+        table: _native.Table = _native.Table.empty([*weight.shape, fits_half])
+        [values] = table.buffers
+        values.view(np.float16 if fits_half else np.float32).reshape(weight.shape)[:] = weight
+        self.num_weight_bytes += values.nbytes
+        return table
 
     def vector(self, values: F32) -> _native.Vector:
         self.num_weight_bytes += values.nbytes

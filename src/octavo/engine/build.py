@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from octavo.backends.ops import Backend, KVCacheConfig, Limits, RestoresParameters
+from octavo.backends.ops import Backend, KVCacheConfig, Limits, RestoresParameters, WeightDtype
 from octavo.config import EngineConfig
 from octavo.core.kv_groups import group_layers
 from octavo.core.kv_manager import KVCacheManager

@@ -59,7 +59,9 @@ class GGUFCheckpoint:
         file = self._file_of.get(stored)
         if file is None:
             raise ModelError(f"{self.path}: there is no tensor {name!r} (looked for {stored!r})")
-        return file.read(stored, self._row_order(name))  # [out, in] or [width]
+        values = file.read(stored, self._row_order(name))  # [out, in] or [width]
+        file.forget(stored)
+        return values
 
     @property
     def has_grouped(self) -> bool:
@@ -82,8 +84,11 @@ class GGUFCheckpoint:
         if type_name is None:
             return None
         stored = gguf_name(name)
-        raw, row_order = self._file_of[stored].raw(stored), self._row_order(name)  # [out, row_bytes]
-        return grouped_weights(raw if row_order is None else raw[row_order], type_name)
+        file = self._file_of[stored]
+        raw, row_order = file.raw(stored), self._row_order(name)  # [out, row_bytes]
+        weights = grouped_weights(raw if row_order is None else raw[row_order], type_name)
+        file.forget(stored)
+        return weights
 
     def tokenizer(self) -> Tokenizer:
         from octavo.text.tokenizer_gguf import tokenizer_from_gguf

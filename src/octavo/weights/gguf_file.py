@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError
+from octavo.weights.mapping import let_go
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -29,6 +30,7 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 # The gguf package works on 16 rows at a time; joining short rows makes it five times as fast.
 _DEQUANTIZE_ROW_BYTES = 8192
+_DEQUANTIZE_BYTES = 1 << 20  # at a time: its intermediate arrays are several times the result
 # ggml type number -> (name, values in a block, bytes of a block): the gguf package's GGML_QUANT_SIZES, which takes
 # longer to import than all else takes to open a file.
 _TYPES = {
@@ -146,6 +148,12 @@ class GGUFFile:
         values = _dequantize(raw, tensor, self.path).reshape(tensor.shape)
         return values[row_order] if row_order is not None and len(tensor.shape) == 1 else values
 
+    def forget(self, name: str) -> None:
+        """Let go of the memory that reading a tensor took; it can be read again. Views stay valid."""
+        assert self._data is not None, f"{self.path} is closed"
+        tensor = self.tensors[name]
+        let_go(self._data, tensor.start, tensor.num_bytes)
+
     def close(self) -> None:
         # Views may still be out: the mapping goes with the last of them.
         self._data = None
@@ -226,11 +234,15 @@ def _dequantize(raw: NDArray[np.uint8], tensor: GGUFTensor, path: Path) -> NDArr
     rows, row_bytes = raw.shape
     wanted = max(1, _DEQUANTIZE_ROW_BYTES // row_bytes)
     joined = gcd(rows, 1 << (wanted.bit_length() - 1))  # a power of two, so that it divides most shapes
+    raw = raw.reshape(rows // joined, -1)
+    values = np.empty((len(raw), tensor.shape[-1] * joined), np.float32)
+    step = max(1, _DEQUANTIZE_BYTES // raw.shape[1])
     try:
-        values = quants.dequantize(raw.reshape(rows // joined, -1), GGMLQuantizationType(tensor.type_id))
+        for part in (slice(start, start + step) for start in range(0, len(raw), step)):
+            values[part] = quants.dequantize(raw[part], GGMLQuantizationType(tensor.type_id))
     except (NotImplementedError, ValueError):  # ValueError: a type younger than the package
         raise UnsupportedModelError(
             f"{path}: tensor {tensor.name!r} has type {tensor.type_name}, which cannot be dequantised; "
             "use a file in another quantisation, such as Q8_0 or Q4_K_M"
         ) from None
-    return np.asarray(values, np.float32).reshape(rows, -1)  # [rows, in]
+    return values.reshape(rows, -1)  # [rows, in]

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError
+from octavo.weights.mapping import let_go
 
 F32 = NDArray[np.float32]
 Raw = NDArray[np.uint8]
@@ -63,7 +64,9 @@ class SafetensorsFile:
                 f"{self.path}: tensor {name!r} has type {tensor.dtype}; {', '.join(_READERS)} are supported"
             )
         raw = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.start)
-        return _READERS[tensor.dtype][1](raw).reshape(tensor.shape)
+        values = _READERS[tensor.dtype][1](raw).reshape(tensor.shape)
+        let_go(self._data, tensor.start, tensor.num_bytes)
+        return values
 
     def _parse(self) -> dict[str, SafetensorsTensor]:
         length = int.from_bytes(self._data[:8], "little")
