@@ -26,6 +26,7 @@ from octavo.text.output import TextDelta, Usage
 COMMANDS = ("serve", "generate", "chat", "blocks", "models", "version")
 LLM_OPTIONS = {
     "weight_dtype": "auto",
+    "weight_cache": True,
     "max_num_seqs": 1,
     "num_threads": None,
     "seed": 0,

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import CorruptModelError, ModelError, ModelNotFoundError, UnsupportedModelError
+from octavo.weights import gguf_file
 from octavo.weights.gguf_file import _TYPES, GGUFFile, open_gguf
 
 QUANTISED = [Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1]
@@ -67,6 +68,26 @@ def test_a_quantised_tensor_reads_as_the_package_dequantises_it(tiny, tmp_path, 
     found = open_gguf(path).read("w")
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, gguf.quants.dequantize(stored, kind))
+
+
+def test_a_tensor_dequantised_in_pieces_is_the_same(tiny, tmp_path, monkeypatch):
+    values = np.random.default_rng(1).standard_normal((37, 64)).astype(np.float32)
+    path = tiny.write_gguf(tmp_path / "m.gguf", "llama", {}, {"w": values}, lambda name: Q.Q8_0)
+    whole = open_gguf(path).read("w")
+    monkeypatch.setattr(gguf_file, "_DEQUANTIZE_BYTES", 3 * 68)  # bytes of a row: the last piece is shorter
+    np.testing.assert_array_equal(open_gguf(path).read("w"), whole)
+
+
+def test_a_tensor_can_be_read_again_after_it_was_forgotten_and_views_stay_valid(tiny, tmp_path):
+    values = np.random.default_rng(1).standard_normal((300, 64)).astype(np.float32)
+    path = tiny.write_gguf(tmp_path / "m.gguf", "llama", {}, {"w": values, "v": values}, lambda name: Q.Q8_0)
+    file = open_gguf(path)
+    view, found = file.raw("w"), file.read("w")
+    before = view.copy()
+    file.forget("w")
+    np.testing.assert_array_equal(view, before)
+    np.testing.assert_array_equal(file.read("w"), found)
+    np.testing.assert_array_equal(file.read("v"), found)
 
 
 def test_row_order_picks_rows_of_the_file(tiny, tmp_path):

@@ -145,6 +145,7 @@ class NativeBackend:
         return _native.Rope(_contiguous(frequencies), attention_scale)
 
     def compile(self, model: Model, cache: KVCacheConfig, limits: Limits) -> NativeRunner:
+        _native.release_free_memory()  # what packing left over
         recorder = Recorder(cache.layout, limits.max_tokens)
         hidden: Value = model.forward(recorder)
         num_forward = len(recorder.instructions)
