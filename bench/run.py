@@ -1,174 +1,132 @@
-"""`make bench`: how fast the engine is on this machine, as a table and as JSON in build/bench/.
+"""`make bench`: how fast everything is on this machine, beside what the machine can do at best.
 
-    .venv/bin/python bench/run.py [--concurrency 1,8,32] [--prefill 32,128,512] [--weight-dtype int8] …
+    .venv/bin/python bench/run.py [--only micro,engine,growth,start] [--quick] [--model gemma3-270m] …
 
-A closed loop in process: `c` requests at a time, 4·c in all, prompts of 20 to 300 random words, 16 to 200 output
-tokens, greedy, end-of-sequence ignored. Prefill is one prompt of exactly n tokens, one output token. Figures
-of shared machines vary: compare only what was measured side by side, and report the ratio.
+| probe  | read bandwidth and peak multiplications, of one thread and of all (first, with whatever is chosen) |
+| micro  | each matrix by rows; decode attention, paged beside contiguous |
+| engine | closed loops of requests, prompts, single streams |
+| growth | a step's time against batch, context and pool size |
+| start  | from the command to the first token; memory |
+
+Writes build/bench/SECTION.json. Figures of shared machines vary: compare only what was measured side by side.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import random
-import subprocess
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import monotonic
 
-from load import requests
-from rich.console import Console
-from rich.table import Table
+import growth
+import micro
+import serving
+from limits import Peaks, probe
+from report import Row, save, show
 
+from octavo.backends.threads import default_num_threads
 from octavo.config import EngineConfig
-from octavo.core.sampling_params import SamplingParams
-from octavo.engine.build import build_engine
-from octavo.engine.engine import Engine
-from octavo.engine.messages import GenerateRequest
-from octavo.text.tokenizer import Tokenizer
 from octavo.weights import hub
 from octavo.weights.loader import open_checkpoint
 
-ROOT = Path(__file__).resolve().parent.parent
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One measurement."""
-
-    what: str
-    output_tokens_per_s: float | None = None
-    prompt_tokens_per_s: float | None = None
-    ttft_ms_p50: float | None = None
-    step_ms_p50: float | None = None
-    schedule_share: float | None = None  # scheduling and bookkeeping, of the time in steps
-
-
-def encoded(tokenizer: Tokenizer, count: int, seed: int) -> Iterator[GenerateRequest]:
-    for i, (text, max_tokens) in enumerate(requests(count, seed)):
-        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-        yield GenerateRequest(f"{seed}-{i}", tokenizer.encode(text), params)
-
-
-def closed_loop(engine: Engine, waiting: Iterator[GenerateRequest], concurrency: int) -> Row:
-    started, first, num_tokens = {}, [], 0
-    steps: list[float] = []
-    schedule_s = 0.0
-    begin = monotonic()
-    running = 0
-    while True:
-        while running < concurrency and (request := next(waiting, None)) is not None:
-            engine.add_request(request)
-            started[request.request_id] = monotonic()
-            running += 1
-        if not running:
-            break
-        outputs = engine.step()
-        assert outputs.stats is not None
-        steps.append(outputs.stats.step_s)
-        schedule_s += outputs.stats.schedule_s
-        for delta in outputs.deltas:
-            num_tokens += len(delta.token_ids)
-            if delta.request_id in started:
-                first.append(monotonic() - started.pop(delta.request_id))
-            running -= delta.finish_reason is not None
-    return Row(
-        what=f"serve, c={concurrency}",
-        output_tokens_per_s=num_tokens / (monotonic() - begin),
-        ttft_ms_p50=1e3 * median(first),
-        step_ms_p50=1e3 * median(steps),
-        schedule_share=schedule_s / sum(steps),
-    )
-
-
-def prefill(engine: Engine, num_tokens: int, seed: int) -> Row:
-    """The best of five prompts of random tokens, none of them cached."""
-    rng = random.Random(seed)
-    best = float("inf")
-    for i in range(5):
-        prompt = [rng.randrange(100, engine.info.vocab_size) for _ in range(num_tokens)]
-        params = SamplingParams(max_tokens=1, temperature=0.0)
-        engine.add_request(GenerateRequest(f"p{num_tokens}-{i}", prompt, params))
-        begin = monotonic()
-        while engine.has_work:
-            engine.step()
-        best = min(best, monotonic() - begin)
-    return Row(what=f"prefill, {num_tokens} tokens", prompt_tokens_per_s=num_tokens / best)
-
-
-def median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
-
-
-def machine() -> dict[str, str]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    model = next(
-        (x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), platform.machine()
-    )
-    commit = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return {"cpu": model, "python": platform.python_version(), "commit": commit.stdout.strip() or "unknown"}
-
-
-def show(rows: list[Row], console: Console) -> None:
-    table = Table("", "output tok/s", "prompt tok/s", "first token, ms", "step, ms", "scheduling")
-    for row in rows:
-        table.add_row(
-            row.what,
-            *(
-                "" if v is None else f"{v:,.1f}"
-                for v in (
-                    row.output_tokens_per_s,
-                    row.prompt_tokens_per_s,
-                    row.ttft_ms_p50,
-                    row.step_ms_p50,
-                )
-            ),
-            "" if row.schedule_share is None else f"{row.schedule_share:.1%}",
-        )
-    console.print(table)
+SECTIONS = ("micro", "engine", "growth", "start")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure the engine on this machine.")
-    parser.add_argument("--model", default="", help="as for octavo serve")
-    parser.add_argument("--concurrency", default="1,8,32")
-    parser.add_argument("--prefill", default="32,128,512")
-    parser.add_argument("--weight-dtype", default="int8")
-    parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--threads", type=int, default=None)
-    args = parser.parse_args()
+    args = parse()
+    threads = args.threads or default_num_threads()
     path = hub.resolve(args.model)
-    checkpoint = open_checkpoint(path)
-    tokenizer = checkpoint.tokenizer()
-    checkpoint.close()
     config = EngineConfig(
         weight_dtype=args.weight_dtype,
+        kv_cache_dtype=args.kv_cache_dtype,
         block_size=args.block_size,
-        num_threads=args.threads,
-        kv_cache_memory_bytes=2 << 30,
+        num_threads=threads,
+        kv_cache_memory_bytes=3 << 30,
+        max_num_seqs=256,
+        max_num_batched_tokens=args.max_num_batched_tokens,
         prefix_caching=False,
     )
-    console = Console()
-    begin = monotonic()
-    engine = build_engine(config, path)
-    console.print(f"loaded in {monotonic() - begin:.1f} s: " + "; ".join(engine.info.report))
-    closed_loop(engine, encoded(tokenizer, 2, seed=99), 2)  # warm up
-    rows = [
-        closed_loop(engine, encoded(tokenizer, max(6, 4 * c), seed=c), c)
-        for c in map(int, args.concurrency.split(","))
+    run: dict[str, Callable[[Peaks], list[Row]]] = {
+        "micro": lambda peaks: run_micro(path, config, peaks, args.quick),
+        "engine": lambda peaks: run_engine(path, config, peaks, args),
+        "growth": lambda peaks: run_growth(path, config, peaks, args.quick),
+        "start": lambda _: run_start(path),
+    }
+    peaks = probe(*sorted({1, threads}))
+    report("probe", args, peak_rows(peaks))
+    for section in args.only.split(","):
+        # The machine's speed drifts: every section has limits of its own time.
+        report(section, args, run[section](probe(threads)[0]))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default=",".join(SECTIONS), help="sections, separated by commas")
+    parser.add_argument("--quick", action="store_true", help="fewer points, about a minute in all")
+    parser.add_argument("--model", default="", help="as for octavo serve")
+    parser.add_argument("--concurrency", default="", help="of the closed loops, such as 1,8,32")
+    parser.add_argument("--weight-dtype", default="int8", choices=["int8", "float32", "native"])
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=["auto", "fp32", "fp16", "int8"])
+    parser.add_argument("--block-size", type=int, default=EngineConfig().block_size)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=EngineConfig().max_num_batched_tokens)
+    parser.add_argument("--threads", type=int, default=None)
+    args = parser.parse_args()
+    if unknown := set(args.only.split(",")) - set(SECTIONS):
+        parser.error(f"--only {','.join(sorted(unknown))}: sections are {', '.join(SECTIONS)}")
+    return args
+
+
+def report(section: str, args: argparse.Namespace, rows: Sequence[Row]) -> None:
+    show(section, rows)
+    save(section, vars(args), rows)
+
+
+def peak_rows(peaks: Sequence[Peaks]) -> list[Row]:
+    return [
+        Row(f"{what}, {p.threads} thread{'s' if p.threads > 1 else ''}", value, unit)
+        for p in peaks
+        for what, value, unit in (
+            ("reading memory", p.read_gb_s, "GB/s"),
+            ("int8 multiply-add", p.int8_gops, "GOP/s"),
+            ("float32 multiply-add", p.float32_gflops, "GFLOP/s"),
+        )
     ]
-    rows += [prefill(engine, n, seed=n) for n in map(int, args.prefill.split(","))]
-    show(rows, console)
-    folder = ROOT / "build" / "bench"
-    folder.mkdir(parents=True, exist_ok=True)
-    result = {"machine": machine(), "flags": vars(args), "rows": [asdict(r) for r in rows]}
-    (folder / "engine.json").write_text(json.dumps(result, indent=2))
-    console.print(f"written to {folder.relative_to(ROOT)}/engine.json")
+
+
+def run_micro(path: Path, config: EngineConfig, peaks: Peaks, is_quick: bool) -> list[Row]:
+    checkpoint = open_checkpoint(path)
+    model = checkpoint.config
+    checkpoint.close()
+    if is_quick:
+        few = micro.matrices(model, config.weight_dtype, peaks, (1, 32, 512))
+        return few + micro.attention(model, peaks.threads, (1024,), (config.block_size,))
+    return micro.matrices(model, config.weight_dtype, peaks) + micro.attention(model, peaks.threads)
+
+
+def run_engine(path: Path, config: EngineConfig, peaks: Peaks, args: argparse.Namespace) -> list[Row]:
+    bench = serving.Bench(path, config, peaks)
+    quick = args.quick
+    concurrency = [int(c) for c in args.concurrency.split(",") if c] or [1, 8, 32, *([] if quick else [128])]
+    prefills = [32, 512] if quick else [32, 64, 128, 256, 512, 1024, 2048, 4096]
+    longest = bench.engine.info.max_model_len
+    contexts = [n for n in ((64,) if quick else (64, 1024, 4000, 8000)) if n + 96 < longest]
+    return serving.rows(bench, concurrency, prefills, contexts, per_slot=2 if quick else 4)
+
+
+def run_growth(path: Path, config: EngineConfig, peaks: Peaks, is_quick: bool) -> list[Row]:
+    bench = serving.Bench(path, config, peaks)
+    batches = [1, 4, 16, 64] if is_quick else [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    contexts = [128, 512] if is_quick else [64, 128, 256, 512, 1024, 2048, 4096]
+    pools = [1024, 4096] if is_quick else [512, 1024, 2048, 4096, 8192, 16384, 32768]
+    rows = growth.by_batch(bench, batches) + growth.by_context(bench, contexts)
+    return rows + growth.by_pool(path, config, peaks, pools)
+
+
+def run_start(path: Path) -> list[Row]:
+    import startup
+
+    return startup.rows(path)
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ void Program::embed_grouped(const PackedGrouped& table, Slot out) {
   require(!is_recording_logits_, "embed() belongs to the forward part: logits have no token ids");
   require(!table.is_gated() && out.width == m.k, "embed: out must have width " + text(m.k) + ", the table one matrix");
   vocab_ = std::min<int64_t>(vocab_, m.n);
-  append([k = kernels_, m, to = view(out, "out")](const Step& s, Worker w) {
+  append("embed", [k = kernels_, m, to = view(out, "out")](const Step& s, Worker w) {
     k->embed_grouped(m, s.tokens, s.rows, to, w);
   });
 }

@@ -1,0 +1,66 @@
+"""How a decode step's time grows with batch, context and pool size, and whether any of it is worse than linear.
+
+The local exponent between neighbours x1 < x2 is log(t2 / t1) / log(x2 / x1): 1 where time is proportional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import log
+from pathlib import Path
+
+import numpy as np
+from limits import Peaks
+from report import Row
+from serving import Bench
+
+from octavo.config import EngineConfig
+
+CONTEXT_BATCH = 8
+POOL_BATCH = 32
+SHORT = 64  # tokens of context where something else is varied
+NUM_STEPS = 24
+
+
+def worst_exponent(xs: Sequence[float], times: Sequence[float]) -> float:
+    """The largest local exponent."""
+    pairs = zip(xs, xs[1:], times, times[1:], strict=False)
+    return max(log(t2 / t1) / log(x2 / x1) for x1, x2, t1, t2 in pairs)
+
+
+def linear_fit(xs: Sequence[float], times: Sequence[float]) -> tuple[float, float]:
+    """(fixed, slope) of fixed + slope · x, with the least relative error."""
+    weights = 1 / np.array(times)
+    slope, fixed = np.polyfit(xs, times, 1, w=weights)
+    return float(fixed), float(slope)
+
+
+def curve(name: str, xs: Sequence[int], measured: Sequence[tuple[float, float]]) -> list[Row]:
+    """A row a point, then one of what they add up to."""
+    times = [1e3 * seconds for seconds, _ in measured]
+    points = [
+        Row(f"{name} {x}", t, "ms a step", 1e3 * least_s or None)
+        for x, t, (_, least_s) in zip(xs, times, measured, strict=True)
+    ]
+    fixed, slope = linear_fit(xs, times)
+    more = {"fit: fixed ms": fixed, "+ us each": 1e3 * slope}
+    return [*points, Row(f"{name}: worst local exponent", worst_exponent(xs, times), "", None, more)]
+
+
+def by_batch(bench: Bench, batches: Sequence[int]) -> list[Row]:
+    return curve("batch", batches, [bench.decode_s(n, SHORT, NUM_STEPS) for n in batches])
+
+
+def by_context(bench: Bench, contexts: Sequence[int]) -> list[Row]:
+    measured = [bench.decode_s(CONTEXT_BATCH, n, NUM_STEPS) for n in contexts]
+    return curve(f"batch {CONTEXT_BATCH}, context", contexts, measured)
+
+
+def by_pool(path: Path, config: EngineConfig, peaks: Peaks, pools: Sequence[int]) -> list[Row]:
+    """The same work in pools of so many blocks."""
+    measured = []
+    for num_blocks in pools:
+        bench = Bench(path, replace(config, num_blocks_override=num_blocks), peaks)
+        measured.append(bench.decode_s(POOL_BATCH, SHORT, 2 * NUM_STEPS))
+    return curve(f"batch {POOL_BATCH}, blocks", pools, measured)

@@ -1,0 +1,160 @@
+"""What the machine can do at best, and the least time that a step can take on it.
+
+`probe` measures the peaks. A MeteredBackend notes what its steps read and compute; `least_s` is the time they
+would take at those peaks: each matrix once, at the speed of memory or of its multiplications, whichever takes
+longer; then attention the same way over the keys and values that are seen.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from octavo.backends.native import NativeBackend
+from octavo.backends.native_record import Packed
+from octavo.backends.ops import (
+    F32,
+    I32,
+    GroupedWeights,
+    KVCacheConfig,
+    Limits,
+    Model,
+    StepInputs,
+    WeightDtype,
+)
+from octavo.core.kv_spec import KV_FORMATS
+from octavo.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Of `threads` threads at once."""
+
+    threads: int
+    read_gb_s: float
+    int8_gops: float  # multiplications and additions
+    float32_gflops: float
+
+    def seconds(self, num_bytes: float, num_ops: float, weight_dtype: str) -> float:
+        """The least for reading so much and computing so much."""
+        peak = self.float32_gflops if weight_dtype == "float32" else self.int8_gops
+        return max(num_bytes / self.read_gb_s, num_ops / peak) / 1e9
+
+
+def probe(*threads: int) -> list[Peaks]:
+    """Peaks measured by probe.cpp, compiled for this machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = str(Path(folder) / "probe")
+        source = str(Path(__file__).with_name("probe.cpp"))
+        flags = ["-O2", "-std=c++17", "-march=native", "-pthread"]
+        subprocess.run(["c++", *flags, source, "-o", program], check=True)
+        return [
+            Peaks(n, **json.loads(subprocess.run([program, str(n)], check=True, capture_output=True).stdout))
+            for n in threads
+        ]
+
+
+@dataclass(slots=True)
+class Matrices:
+    num_bytes: int = 0
+    num_weights: int = 0
+
+
+@dataclass(slots=True)
+class Step:
+    """What one forward() and the logits() after it were asked for."""
+
+    num_new: I32  # [S] rows of each sequence
+    seq_lens: I32  # [S]
+    num_logits: int = 0
+
+
+@dataclass(slots=True)
+class Meter:
+    config: ModelConfig
+    weight_dtype: WeightDtype
+    kv_dtype: str = ""
+    layers: Matrices = field(default_factory=Matrices)
+    head: Matrices = field(default_factory=Matrices)
+    steps: list[Step] = field(default_factory=list)
+
+    def least_s(self, peaks: Peaks, first_step: int = 0) -> float:
+        """Of the steps since `first_step`."""
+        return sum(self.step_least_s(peaks, step) for step in self.steps[first_step:])
+
+    def step_least_s(self, peaks: Peaks, step: Step) -> float:
+        ends, num_new = step.seq_lens.astype(np.int64), step.num_new.astype(np.int64)
+        rows = int(num_new.sum())
+        vector_bytes = KV_FORMATS[self.kv_dtype].vector_bytes(self.config.head_size)
+        row_ops = 4 * self.config.num_heads * self.config.head_size  # of one row over one token
+        kv_bytes = kv_ops = 0
+        for window in (self.config.window(layer) or 1 << 60 for layer in range(self.config.num_layers)):
+            seen = np.minimum(ends, window + num_new - 1)  # by all rows of a sequence
+            kv_bytes += 2 * self.config.num_kv_heads * vector_bytes * int(seen.sum())
+            kv_ops += row_ops * int((num_new * np.minimum(ends - (num_new - 1) / 2, window)).sum())
+        return (
+            self._product_s(peaks, self.layers, rows)
+            + self._product_s(peaks, self.head, step.num_logits)
+            + peaks.seconds(kv_bytes, kv_ops, "float32")
+        )
+
+    def _product_s(self, peaks: Peaks, matrices: Matrices, rows: int) -> float:
+        if not rows:
+            return 0.0
+        return peaks.seconds(matrices.num_bytes, 2 * rows * matrices.num_weights, self.weight_dtype)
+
+
+class MeteredRunner:
+    """A Runner that notes its steps."""
+
+    def __init__(self, runner: Any, meter: Meter) -> None:
+        self._runner, self._meter = runner, meter
+
+    def forward(self, inputs: StepInputs) -> None:
+        self._meter.steps.append(Step(np.diff(inputs.query_starts), inputs.seq_lens.copy()))
+        self._runner.forward(inputs)
+
+    def logits(self, rows: I32) -> F32:
+        self._meter.steps[-1].num_logits += len(rows)
+        logits: F32 = self._runner.logits(rows)
+        return logits
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+
+class MeteredBackend(NativeBackend):
+    """A NativeBackend whose matrices and steps are noted in `meter`."""
+
+    def __init__(self, meter: Meter, num_threads: int | None = None) -> None:
+        super().__init__(num_threads)
+        self.meter = meter
+
+    def matrix(self, weight: F32, dtype: WeightDtype) -> Packed:
+        return self._note(super().matrix(weight, dtype))
+
+    def gated_matrix(self, gate: F32, up: F32, dtype: WeightDtype) -> Packed:
+        return self._note(super().gated_matrix(gate, up, dtype))
+
+    def grouped_matrix(self, weight: GroupedWeights) -> Packed:
+        return self._note(super().grouped_matrix(weight))
+
+    def gated_grouped_matrix(self, gate: GroupedWeights, up: GroupedWeights) -> Packed:
+        return self._note(super().gated_grouped_matrix(gate, up))
+
+    def compile(self, model: Model, cache: KVCacheConfig, limits: Limits) -> Any:
+        self.meter.kv_dtype = cache.dtype
+        return MeteredRunner(super().compile(model, cache, limits), self.meter)
+
+    def _note(self, packed: Packed) -> Packed:
+        is_head = packed.n == self.meter.config.vocab_size
+        matrices = self.meter.head if is_head else self.meter.layers
+        matrices.num_bytes += packed.nbytes
+        matrices.num_weights += packed.n * packed.k
+        return packed

@@ -1,0 +1,138 @@
+"""The engine in process: a closed loop of requests, single prompts, single streams.
+
+The closed loop has `c` requests at a time, 4·c in all, prompts of 20 to 300 random words, 16 to 200 output tokens,
+greedy, end-of-sequence ignored. A limit is what the machine's peaks allow for the very steps that were run.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from time import monotonic
+
+from limits import Meter, MeteredBackend, Peaks
+from load import requests
+from report import Row
+
+from octavo.config import EngineConfig
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.build import assemble
+from octavo.engine.engine import Engine
+from octavo.engine.messages import GenerateRequest
+from octavo.text.tokenizer import Tokenizer
+from octavo.weights.loader import open_checkpoint
+
+
+class Bench:
+    """An engine with a meter, and the peaks of the machine it runs on."""
+
+    def __init__(self, path: Path, config: EngineConfig, peaks: Peaks) -> None:
+        checkpoint = open_checkpoint(path)
+        try:
+            self.tokenizer: Tokenizer = checkpoint.tokenizer()
+            self.meter = Meter(checkpoint.config, config.weight_dtype)
+            backend = MeteredBackend(self.meter, config.num_threads)
+            self.engine: Engine = assemble(config, checkpoint, backend)
+        finally:
+            checkpoint.close()
+        self.peaks = peaks
+        self.num_weight_bytes = backend.num_weight_bytes
+        self._num_requests = 0
+
+    def add(self, prompt: list[int], max_tokens: int) -> str:
+        """Queue a greedy request that runs to its length."""
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        request_id = str(self._num_requests)
+        self._num_requests += 1
+        self.engine.add_request(GenerateRequest(request_id, prompt, params))
+        return request_id
+
+    def prompt(self, num_tokens: int) -> list[int]:
+        """Random tokens, different each time."""
+        rng = random.Random(self._num_requests)
+        return [rng.randrange(100, self.engine.info.vocab_size) for _ in range(num_tokens)]
+
+    def decode_s(self, batch: int, context: int, num_steps: int) -> tuple[float, float]:
+        """Median seconds of a step in which `batch` sequences of about `context` tokens decode, and the least."""
+        ids = [self.add(self.prompt(context), 4096) for _ in range(batch)]
+        answered: set[str] = set()
+        while len(answered) < batch:
+            answered |= {delta.request_id for delta in self.engine.step().deltas}
+        first_step, times = len(self.meter.steps), []
+        for _ in range(num_steps):
+            begin = monotonic()
+            self.engine.step()
+            times.append(monotonic() - begin)
+        least_s = self.meter.least_s(self.peaks, first_step) / num_steps
+        for request_id in ids:
+            self.engine.abort(request_id)
+        while self.engine.has_work:
+            self.engine.step()
+        return median(times), least_s
+
+
+def rows(
+    bench: Bench, concurrency: list[int], prefills: list[int], contexts: list[int], per_slot: int
+) -> list[Row]:
+    """`per_slot`: requests of the closed loop, for each that runs at a time."""
+    closed_loop(bench, iter([(bench.prompt(100), 50)] * 2), 2)  # warm up
+    found = [closed_loop(bench, texts(bench, max(6, per_slot * c), c), c) for c in concurrency]
+    found += [prefill(bench, n) for n in prefills]
+    return found + [one_stream(bench, n) for n in contexts]
+
+
+def texts(bench: Bench, count: int, seed: int) -> Iterator[tuple[list[int], int]]:
+    for text, max_tokens in requests(count, seed):
+        yield bench.tokenizer.encode(text), max_tokens
+
+
+def closed_loop(bench: Bench, waiting: Iterator[tuple[list[int], int]], concurrency: int) -> Row:
+    engine, first_step = bench.engine, len(bench.meter.steps)
+    started: dict[str, float] = {}
+    first, num_tokens, running, schedule_s = [], 0, 0, 0.0
+    steps: list[float] = []
+    begin = monotonic()
+    while True:
+        while running < concurrency and (request := next(waiting, None)) is not None:
+            started[bench.add(*request)] = monotonic()
+            running += 1
+        if not running:
+            break
+        outputs = engine.step()
+        assert outputs.stats is not None
+        steps.append(outputs.stats.step_s)
+        schedule_s += outputs.stats.schedule_s
+        for delta in outputs.deltas:
+            num_tokens += len(delta.token_ids)
+            if delta.request_id in started:
+                first.append(monotonic() - started.pop(delta.request_id))
+            running -= delta.finish_reason is not None
+    seconds = monotonic() - begin
+    more = {
+        "first token ms": 1e3 * median(first),
+        "step ms": 1e3 * median(steps),
+        "planning %": 100 * schedule_s / sum(steps),
+    }
+    limit = num_tokens / bench.meter.least_s(bench.peaks, first_step)
+    return Row(f"serve, c={concurrency}", num_tokens / seconds, "output tok/s", limit, more)
+
+
+def prefill(bench: Bench, num_tokens: int) -> Row:
+    """The best of several prompts of random tokens, none of them cached."""
+    best, least_s = float("inf"), 0.0
+    for _ in range(5 if num_tokens <= 1024 else 2):
+        first_step = len(bench.meter.steps)
+        bench.add(bench.prompt(num_tokens), 1)
+        begin = monotonic()
+        while bench.engine.has_work:
+            bench.engine.step()
+        best = min(best, monotonic() - begin)
+        least_s = bench.meter.least_s(bench.peaks, first_step)
+    return Row(f"prefill, {num_tokens} tokens", num_tokens / best, "prompt tok/s", num_tokens / least_s)
+
+
+def one_stream(bench: Bench, context: int) -> Row:
+    seconds, least_s = bench.decode_s(1, context, 64)
+    return Row(f"one stream after {context} tokens", 1 / seconds, "output tok/s", 1 / least_s)
