@@ -14,4 +14,8 @@ def requests(count: int, seed: int) -> Iterator[tuple[str, int]]:
     """(prompt of 20 to 300 words, 16 to 200 output tokens)."""
     rng = random.Random(seed)
     for _ in range(count):
-        yield " ".join(rng.choice(WORDS) for _ in range(rng.randint(20, 300))), rng.randint(16, 200)
+        yield words(rng.randint(20, 300), rng), rng.randint(16, 200)
+
+
+def words(count: int, rng: random.Random) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(count))

@@ -1,41 +1,74 @@
-"""OpenVINO GenAI's continuous batching on the same requests, in process. Runs in the peer's own environment.
+"""OpenVINO GenAI's continuous batching on the same requests, in process. Runs in the peers' environment;
+bench/peers.py calls it.
 
-    PEER/bin/python bench/peer_openvino.py MODEL.gguf CONCURRENCY NUM_REQUESTS
+    PEERS/bin/python bench/peer_openvino.py MODEL.gguf SLOTS
 
-Prints one JSON line. bench/peers.py sets the environment up and calls it.
+Prints "ready", then a figure, as http_client.py has it, for each line "serve N", "decode N" or "prefill N" it reads.
 """
 
 from __future__ import annotations
 
-import json
+import random
 import sys
 from time import monotonic
 
 import openvino_genai as ov
-from load import requests
+from load import requests, words
 
 
-def main(path: str, concurrency: int, count: int) -> None:
-    scheduler = ov.SchedulerConfig()
-    scheduler.cache_size, scheduler.max_num_seqs, scheduler.max_num_batched_tokens = 2, concurrency, 2048
-    scheduler.dynamic_split_fuse, scheduler.enable_prefix_caching = True, False
-    pipe = ov.ContinuousBatchingPipeline(path, scheduler, "CPU", {})
-    waiting, running, num_tokens = list(enumerate(requests(count, seed=0))), {}, 0
-    begin = monotonic()
-    while waiting or running:
-        while waiting and len(running) < concurrency:
-            i, (prompt, max_tokens) = waiting.pop(0)
-            config = ov.GenerationConfig()
-            config.max_new_tokens, config.ignore_eos, config.do_sample = max_tokens, True, False
-            running[i] = pipe.add_request(i, prompt, config)
-        pipe.step()
-        for i, handle in list(running.items()):
-            while handle.can_read():
-                num_tokens += sum(len(o.generated_ids) for o in handle.read().values())
-            if handle.get_status() != ov.GenerationStatus.RUNNING:
-                del running[i]
-    print(json.dumps({"output_tokens_per_s": num_tokens / (monotonic() - begin)}))
+class Pipeline:
+    def __init__(self, path: str, slots: int) -> None:
+        scheduler = ov.SchedulerConfig()
+        scheduler.cache_size, scheduler.max_num_seqs, scheduler.max_num_batched_tokens = 2, slots, 2048
+        scheduler.dynamic_split_fuse, scheduler.enable_prefix_caching = True, False
+        self._pipe = ov.ContinuousBatchingPipeline(path, scheduler, "CPU", {})
+        self._num_requests = 0
+
+    def add(self, prompt: str, max_tokens: int) -> ov.GenerationHandle:
+        config = ov.GenerationConfig()
+        config.max_new_tokens, config.ignore_eos, config.do_sample = max_tokens, True, False
+        self._num_requests += 1
+        return self._pipe.add_request(self._num_requests, prompt, config)
+
+    def run(self, waiting: list[tuple[str, int]], concurrency: int) -> list[float]:
+        """The time of every token."""
+        running: list[ov.GenerationHandle] = []
+        times: list[float] = []
+        while waiting or running:
+            while waiting and len(running) < concurrency:
+                running.append(self.add(*waiting.pop(0)))
+            self._pipe.step()
+            for handle in list(running):
+                while handle.can_read():
+                    times += [monotonic()] * sum(len(o.generated_ids) for o in handle.read().values())
+                if handle.get_status() != ov.GenerationStatus.RUNNING:
+                    running.remove(handle)
+        return times
+
+    def serve(self, concurrency: int) -> float:
+        waiting = list(requests(max(6, 4 * concurrency), seed=concurrency))
+        begin = monotonic()
+        return len(self.run(waiting, concurrency)) / (monotonic() - begin)
+
+    def decode(self, num_tokens: int) -> float:
+        times = self.run([(words(20, random.Random()), num_tokens)], 1)
+        return (len(times) - 1) / (times[-1] - times[0])
+
+    def prefill(self, num_words: int) -> float:
+        prompt = words(num_words, random.Random())
+        num_tokens = self._pipe.get_tokenizer().encode(prompt).input_ids.shape[1]
+        begin = monotonic()
+        return num_tokens / (self.run([(prompt, 1)], 1)[-1] - begin)
+
+
+def main(path: str, slots: int) -> None:
+    pipeline = Pipeline(path, slots)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        kind, number = line.split()
+        measure = {"serve": pipeline.serve, "decode": pipeline.decode, "prefill": pipeline.prefill}[kind]
+        print(measure(int(number)), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]))

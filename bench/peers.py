@@ -1,122 +1,201 @@
-"""`make bench-peers`: Octavo over HTTP beside OpenVINO GenAI in process, on the same requests in one run.
+"""`make bench-peers`: Octavo and llama.cpp's server over HTTP, OpenVINO GenAI in process, on the same requests.
 
-    .venv/bin/python bench/peers.py [--concurrency 1,8,32]
+    .venv/bin/python bench/peers.py [--model gemma3-270m] [--concurrency 1,8,32] [--flags "--weight-dtype native"]
 
-Makes an environment for the peer in build/peers on first use. Each concurrency runs one engine after the other with
-4·c requests; the figure to report is the ratio.
+Makes an environment for the peers in build/peers on first use. All engines stay loaded and take turns, measurement
+by measurement, so that each ratio is of figures taken within seconds of each other. A peer that cannot load the
+model is left out, and its reason printed. Writes build/bench/peers-MODEL.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import socket
 import subprocess
 import sys
 import venv
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
+from typing import IO, Protocol
 
+import http_client
 import httpx
-from load import requests
+from report import ROOT, Row, number, save
 from rich.console import Console
 from rich.table import Table
 
 from octavo.weights import hub
 
-ROOT = Path(__file__).resolve().parent.parent
-PEER = ROOT / "build" / "peers"
+HERE, PEERS = Path(__file__).parent, ROOT / "build" / "peers"
+PACKAGES = {"OpenVINO GenAI": "openvino-genai", "llama.cpp": "xllamacpp"}
+NUM_DECODED, NUM_PROMPT_WORDS, TURNS = 200, 512, 3
+START_S = 120.0  # for loading a model
 
 
-def peer_python() -> Path:
-    """The peer's interpreter, set up if need be."""
-    python = PEER / "bin" / "python"
-    if not python.exists():
-        venv.create(PEER, with_pip=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", "openvino-genai"], check=True)
-    return python
+class Engine(Protocol):
+    def measure(self, kind: str, value: int) -> float:
+        """serve: output tokens/s of `value` requests at a time. decode: tokens/s of one stream of `value` tokens.
+        prefill: prompt tokens/s of `value` words."""
+        ...
 
 
-def measure_peer(model: Path, concurrency: int, count: int) -> float:
-    script = Path(__file__).with_name("peer_openvino.py")
-    command = [str(peer_python()), str(script), str(model), str(concurrency), str(count)]
-    found = subprocess.run(command, check=True, capture_output=True, text=True)
-    return float(json.loads(found.stdout.splitlines()[-1])["output_tokens_per_s"])
+class HttpEngine:
+    def __init__(self, port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}"
+
+    def measure(self, kind: str, value: int) -> float:
+        async def run() -> float:
+            limits = httpx.Limits(max_keepalive_connections=0)  # llama.cpp closes them without a word
+            async with httpx.AsyncClient(base_url=self._url, timeout=600, limits=limits) as client:
+                rate: float = await getattr(http_client, kind)(client, value)
+                return rate
+
+        return asyncio.run(run())
+
+    def wait(self, process: subprocess.Popen[str]) -> None:
+        """Until it answers. Raises RuntimeError with its last words if it ends instead."""
+        deadline = monotonic() + START_S
+        while process.poll() is None and monotonic() < deadline:
+            try:
+                if httpx.get(f"{self._url}/health").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            sleep(0.2)
+        raise RuntimeError("did not start")
 
 
-def measure_octavo(model: Path, concurrency: int, count: int, flags: list[str]) -> float:
+class PipedEngine:
+    """peer_openvino.py: a question a line, an answer a line."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._to: IO[str] = process.stdin
+        self._from: IO[str] = process.stdout
+        self._answer()
+
+    def measure(self, kind: str, value: int) -> float:
+        print(kind, value, file=self._to, flush=True)
+        return float(self._answer())
+
+    def _answer(self) -> str:
+        line = self._from.readline()
+        if not line:
+            raise RuntimeError("ended without an answer")
+        return line
+
+
+@contextmanager
+def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that is ended at the end."""
+    with log.open("w") as err:
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=err, text=True)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def start(name: str, model: Path, slots: int, flags: list[str], stack: ExitStack) -> Engine:
+    """Raises RuntimeError: the engine's own words."""
+    python, port = str(PEERS / "bin" / "python"), free_port()
+    octavo = str(Path(sys.executable).with_name("octavo"))
+    serve = ["serve", str(model), "--served-model-name", "m", "--port", str(port), *flags]
+    commands = {
+        "Octavo": [octavo, *serve],
+        "llama.cpp": [python, str(HERE / "peer_llamacpp.py"), str(model), str(slots), str(port)],
+        "OpenVINO GenAI": [python, str(HERE / "peer_openvino.py"), str(model), str(slots)],
+    }
+    log = PEERS / f"{name}.log"
+    process = stack.enter_context(running(commands[name], log))
+    try:
+        if name == "OpenVINO GenAI":
+            return PipedEngine(process)
+        engine = HttpEngine(port)
+        engine.wait(process)
+        return engine
+    except RuntimeError as error:
+        process.terminate()
+        process.wait()
+        said = [line for line in log.read_text().splitlines() if line.strip()]
+        raise RuntimeError(f"{name} {error}: {said[-1] if said else 'no message'}") from error
+
+
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [str(Path(sys.executable).with_name("octavo")), "serve", str(model), "--port", str(port)]
-    server = subprocess.Popen([*command, "--served-model-name", "m", *flags], stdout=subprocess.DEVNULL)
-    try:
-        return asyncio.run(drive(f"http://127.0.0.1:{port}", concurrency, count))
-    finally:
-        server.terminate()
-        server.wait()
+        port: int = probe.getsockname()[1]
+        return port
 
 
-async def drive(url: str, concurrency: int, count: int) -> float:
-    """Closed loop of streamed completions; output tokens a second."""
-    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
-        while True:
-            try:
-                await client.get("/health")
-                break
-            except httpx.TransportError:
-                await asyncio.sleep(0.1)
-        await asyncio.gather(*(complete(client, *r) for r in requests(2, seed=99)))  # warm up
-        slots = asyncio.Semaphore(concurrency)
-
-        async def one(prompt: str, max_tokens: int) -> int:
-            async with slots:
-                return await complete(client, prompt, max_tokens)
-
-        begin = monotonic()
-        counts = await asyncio.gather(*(one(*r) for r in requests(count, seed=0)))
-        return sum(counts) / (monotonic() - begin)
+def install() -> None:
+    """The peers' environment, unless it is there."""
+    python = PEERS / "bin" / "python"
+    if not python.exists():
+        venv.create(PEERS, with_pip=True)
+    if subprocess.run(
+        [str(python), "-c", "import openvino_genai, xllamacpp"], capture_output=True
+    ).returncode:
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *PACKAGES.values()], check=True)
 
 
-async def complete(client: httpx.AsyncClient, prompt: str, max_tokens: int) -> int:
-    body = {
-        "prompt": prompt,
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    last = ""
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        response.raise_for_status()
-        async for line in response.aiter_lines():
-            if line.startswith('data: {"'):
-                last = line
-    return int(json.loads(last.removeprefix("data: "))["usage"]["completion_tokens"])
+def versions() -> dict[str, str]:
+    code = "from importlib.metadata import version; import sys; print(*map(version, sys.argv[1:]))"
+    command = [str(PEERS / "bin" / "python"), "-c", code, *PACKAGES.values()]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    return dict(zip(PACKAGES, found, strict=True))
+
+
+def measure(engines: dict[str, Engine], what: str, kind: str, value: int) -> Row:
+    """Of each engine the best of some turns; closed loops, which take long, have one."""
+    turns = 1 if kind == "serve" else TURNS
+    taken = [{name: e.measure(kind, value) for name, e in engines.items()} for _ in range(turns)]
+    best = {name: max(turn[name] for turn in taken) for name in engines}
+    mine = best.pop("Octavo")
+    ratios = {f"ratio to {name}": mine / theirs for name, theirs in best.items()}
+    return Row(what, mine, "tok/s", None, best | ratios)
+
+
+def show(rows: list[Row], names: list[str]) -> None:
+    peers = [n for n in names if n != "Octavo"]
+    table = Table("tokens/s", "Octavo", *(column for name in peers for column in (name, "ratio")))
+    for row in rows:
+        cells = [number(row.more[f"{prefix}{n}"]) for n in peers for prefix in ("", "ratio to ")]
+        table.add_row(row.what, number(row.value), *cells)
+    Console().print(table)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure Octavo beside OpenVINO GenAI.")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="", help="as for octavo serve; a GGUF file")
     parser.add_argument("--concurrency", default="1,8,32")
+    parser.add_argument("--engines", default="Octavo,OpenVINO GenAI,llama.cpp")
     parser.add_argument("--flags", default="", help="for octavo serve, separated by spaces")
     args = parser.parse_args()
-    model = hub.resolve("")
-    peer_python()
-    table = Table(
-        "concurrent requests", "Octavo (HTTP), tok/s", "OpenVINO GenAI (in process), tok/s", "ratio"
-    )
-    rows = []
-    for concurrency in map(int, args.concurrency.split(",")):
-        count = max(6, 4 * concurrency)
-        mine = measure_octavo(model, concurrency, count, args.flags.split())
-        theirs = measure_peer(model, concurrency, count)
-        rows.append({"concurrency": concurrency, "octavo": mine, "openvino": theirs})
-        table.add_row(str(concurrency), f"{mine:,.0f}", f"{theirs:,.0f}", f"{mine / theirs:.2f}")
-    Console().print(table)
-    (ROOT / "build" / "bench").mkdir(parents=True, exist_ok=True)
-    (ROOT / "build" / "bench" / "peers.json").write_text(json.dumps(rows, indent=2))
+    model = hub.resolve(args.model)
+    concurrency = [int(c) for c in args.concurrency.split(",")]
+    install()
+    with ExitStack() as stack:
+        engines: dict[str, Engine] = {}
+        for name in args.engines.split(","):
+            try:
+                engines[name] = start(name, model, max(concurrency), args.flags.split(), stack)
+                engines[name].measure("decode", 32)  # warm up
+            except RuntimeError as error:
+                print(f"left out: {error}", flush=True)
+        rows = [measure(engines, "one stream, decoding", "decode", NUM_DECODED)]
+        rows.append(measure(engines, f"prompt of {NUM_PROMPT_WORDS} words", "prefill", NUM_PROMPT_WORDS))
+        rows += [measure(engines, f"serve, c={c}", "serve", c) for c in concurrency]
+    show(rows, list(engines))
+    save(f"peers-{args.model or 'smollm2'}", vars(args) | {"versions": versions()}, rows)
 
 
 if __name__ == "__main__":
