@@ -3,7 +3,7 @@ bench/peers.py calls it.
 
     PEERS/bin/python bench/peer_openvino.py MODEL.gguf SLOTS
 
-Prints "ready", then a figure, as http_client.py has it, for each line "serve N", "decode N" or "prefill N" it reads.
+Prints "ready", then for each line "serve N", "decode N" or "prefill N" that it reads the figure of http_client.py.
 """
 
 from __future__ import annotations
