@@ -3,8 +3,9 @@
 #   make serve   set up, build, fetch the default model, serve it on http://127.0.0.1:8000
 #   make test    set up, build, run all tests
 #   make check   formatting, lint, types, import rule, size budgets
-#   make bench   measurements, printed and written to build/bench
-#   make bench-peers   the same requests on Octavo and on OpenVINO GenAI, in one run
+#   make bench   measurements beside the machine's limits, printed and written to build/bench
+#   make bench-peers   the same requests on Octavo, OpenVINO GenAI and llama.cpp's server, in one run
+#   make figures   all that docs/performance.md shows: both of these for both models, and the picture
 #   make clean   remove what these made
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.octavo
 NATIVE := CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: serve test check format bench bench-peers clean build help
+.PHONY: serve test check format bench bench-peers figures clean build help
 .DEFAULT_GOAL := help
 
 help:
@@ -43,8 +44,15 @@ format: $(STAMP)-dev
 bench: build
 	$(BIN)/python bench/run.py $(ARGS)
 
-bench-peers: $(STAMP)-dev
+bench-peers: $(STAMP)-bench
 	$(BIN)/python bench/peers.py $(ARGS)
+
+figures: $(STAMP)-bench
+	$(BIN)/python bench/run.py
+	$(BIN)/python bench/peers.py
+	$(BIN)/python bench/run.py --only engine,growth --model gemma3-270m
+	$(BIN)/python bench/peers.py --model gemma3-270m
+	$(BIN)/python bench/plot.py
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -63,4 +71,8 @@ $(STAMP)-native: $(STAMP)-venv pyproject.toml $(NATIVE)
 
 $(STAMP)-dev: $(STAMP)-native
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[dev]'
+	touch $@
+
+$(STAMP)-bench: $(STAMP)-native
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
 	touch $@

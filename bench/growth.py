@@ -17,7 +17,7 @@ from serving import Bench
 
 from octavo.config import EngineConfig
 
-CONTEXT_BATCH = 8
+CONTEXT_BATCH = 4
 POOL_BATCH = 32
 SHORT = 64  # tokens of context where something else is varied
 NUM_STEPS = 24
@@ -49,6 +49,7 @@ def curve(name: str, xs: Sequence[int], measured: Sequence[tuple[float, float]])
 
 
 def by_batch(bench: Bench, batches: Sequence[int]) -> list[Row]:
+    bench.decode_s(1, SHORT, NUM_STEPS)  # warm up
     return curve("batch", batches, [bench.decode_s(n, SHORT, NUM_STEPS) for n in batches])
 
 

@@ -4,7 +4,7 @@
 
 Makes an environment for the peers in build/peers on first use. All engines stay loaded and take turns, measurement
 by measurement, so that each ratio is of figures taken within seconds of each other. A peer that cannot load the
-model is left out, and its reason printed. Writes build/bench/peers-MODEL.json.
+model is left out, and its reason printed. Writes build/bench/MODEL/peers.json.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import IO, Protocol
 
 import http_client
 import httpx
-from report import ROOT, Row, number, save
+from report import ROOT, Row, model_name, number, save
 from rich.console import Console
 from rich.table import Table
 
@@ -195,7 +195,7 @@ def main() -> None:
         rows.append(measure(engines, f"prompt of {NUM_PROMPT_WORDS} words", "prefill", NUM_PROMPT_WORDS))
         rows += [measure(engines, f"serve, c={c}", "serve", c) for c in concurrency]
     show(rows, list(engines))
-    save(f"peers-{args.model or 'smollm2'}", vars(args) | {"versions": versions()}, rows)
+    save(model_name(args.model), "peers", vars(args) | {"versions": versions()}, rows)
 
 
 if __name__ == "__main__":

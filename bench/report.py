@@ -52,21 +52,26 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def save(section: str, flags: Mapping[str, Any], rows: Sequence[Row]) -> None:
-    FOLDER.mkdir(parents=True, exist_ok=True)
+def model_name(name: str) -> str:
+    """The folder of a model's results, from what --model was given."""
+    return Path(name).stem if name else "smollm2"
+
+
+def save(model: str, section: str, flags: Mapping[str, Any], rows: Sequence[Row]) -> None:
+    path = FOLDER / model / f"{section}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     found = {
         "machine": machine(),
         "flags": dict(flags),
         "rows": [asdict(r) | {"share": r.share} for r in rows],
     }
-    path = FOLDER / f"{section}.json"
     path.write_text(json.dumps(found, indent=2) + "\n")
     print(f"written to {path.relative_to(ROOT)}", flush=True)
 
 
-def load(section: str) -> dict[str, Any]:
+def load(model: str, section: str) -> dict[str, Any]:
     """What save() wrote. Raises FileNotFoundError."""
-    found: dict[str, Any] = json.loads((FOLDER / f"{section}.json").read_text())
+    found: dict[str, Any] = json.loads((FOLDER / model / f"{section}.json").read_text())
     return found
 
 

@@ -8,20 +8,21 @@
 | growth | a step's time against batch, context and pool size |
 | start  | from the command to the first token; memory |
 
-Writes build/bench/SECTION.json. Figures of shared machines vary: compare only what was measured side by side.
+Writes build/bench/MODEL/SECTION.json. Figures of shared machines vary: compare only what was measured side by side.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import growth
 import micro
 import serving
 from limits import Peaks, probe
-from report import Row, save, show
+from report import Row, model_name, save, show
 
 from octavo.backends.threads import default_num_threads
 from octavo.config import EngineConfig
@@ -79,7 +80,7 @@ def parse() -> argparse.Namespace:
 
 def report(section: str, args: argparse.Namespace, rows: Sequence[Row]) -> None:
     show(section, rows)
-    save(section, vars(args), rows)
+    save(model_name(args.model), section, vars(args), rows)
 
 
 def peak_rows(peaks: Sequence[Peaks]) -> list[Row]:
@@ -115,6 +116,8 @@ def run_engine(path: Path, config: EngineConfig, peaks: Peaks, args: argparse.Na
 
 
 def run_growth(path: Path, config: EngineConfig, peaks: Peaks, is_quick: bool) -> list[Row]:
+    # Prompts in few steps: those that are read first hardly grow while the others are.
+    config = replace(config, max_num_batched_tokens=4096)
     bench = serving.Bench(path, config, peaks)
     batches = [1, 4, 16, 64] if is_quick else [1, 2, 4, 8, 16, 32, 64, 128, 256]
     contexts = [128, 512] if is_quick else [64, 128, 256, 512, 1024, 2048, 4096]
