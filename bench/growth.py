@@ -11,7 +11,7 @@ from math import log
 from pathlib import Path
 
 import numpy as np
-from limits import Peaks
+from limits import Machine
 from report import Row
 from serving import Bench
 
@@ -58,10 +58,10 @@ def by_context(bench: Bench, contexts: Sequence[int]) -> list[Row]:
     return curve(f"batch {CONTEXT_BATCH}, context", contexts, measured)
 
 
-def by_pool(path: Path, config: EngineConfig, peaks: Peaks, pools: Sequence[int]) -> list[Row]:
+def by_pool(path: Path, config: EngineConfig, machine: Machine, pools: Sequence[int]) -> list[Row]:
     """The same work in pools of so many blocks."""
     measured = []
     for num_blocks in pools:
-        bench = Bench(path, replace(config, num_blocks_override=num_blocks), peaks)
+        bench = Bench(path, replace(config, num_blocks_override=num_blocks), machine)
         measured.append(bench.decode_s(POOL_BATCH, SHORT, 2 * NUM_STEPS))
     return curve(f"batch {POOL_BATCH}, blocks", pools, measured)

@@ -1,18 +1,19 @@
 """What the machine can do at best, and the least time that a step can take on it.
 
-`probe` measures the peaks. A MeteredBackend notes what its steps read and compute; `least_s` is the time they
+A Machine measures the peaks. A MeteredBackend notes what its steps read and compute; `least_s` is the time they
 would take at those peaks: each matrix once, at the speed of memory or of its multiplications, whichever takes
 longer; then attention the same way over the keys and values that are seen.
 """
 
 from __future__ import annotations
 
-import json
+import ctypes
 import subprocess
 import tempfile
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -31,15 +32,21 @@ from octavo.backends.ops import (
 from octavo.core.kv_spec import KV_FORMATS
 from octavo.models.config import ModelConfig
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
     """Of `threads` threads at once."""
 
     threads: int
-    read_gb_s: float
     int8_gops: float  # multiplications and additions
     float32_gflops: float
+    read_gb_s: float
+
+    def best(self, other: Peaks) -> Peaks:
+        """The higher of each."""
+        return Peaks(*map(max, astuple(self), astuple(other)))
 
     def seconds(self, num_bytes: float, num_ops: float, weight_dtype: str) -> float:
         """The least for reading so much and computing so much."""
@@ -47,17 +54,30 @@ class Peaks:
         return max(num_bytes / self.read_gb_s, num_ops / peak) / 1e9
 
 
-def probe(*threads: int) -> list[Peaks]:
-    """Peaks measured by probe.cpp, compiled for this machine."""
-    with tempfile.TemporaryDirectory() as folder:
-        program = str(Path(folder) / "probe")
-        source = str(Path(__file__).with_name("probe.cpp"))
-        flags = ["-O2", "-std=c++17", "-march=native", "-pthread"]
-        subprocess.run(["c++", *flags, source, "-o", program], check=True)
-        return [
-            Peaks(n, **json.loads(subprocess.run([program, str(n)], check=True, capture_output=True).stdout))
-            for n in threads
-        ]
+class Machine:
+    """Measures peaks with probe.cpp, compiled for this machine. A measurement takes a fraction of a second."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        with tempfile.TemporaryDirectory() as folder:
+            library = str(Path(folder) / "probe.so")
+            source = str(Path(__file__).with_name("probe.cpp"))
+            flags = ["-O2", "-std=c++17", "-march=native", "-pthread", "-shared", "-fPIC"]
+            subprocess.run(["c++", *flags, source, "-o", library], check=True)
+            self._probe = ctypes.CDLL(library).probe
+
+    def peaks(self, threads: int | None = None) -> Peaks:
+        found = [ctypes.c_double() for _ in range(3)]
+        threads = threads or self.threads
+        self._probe(threads, *map(ctypes.byref, found))
+        return Peaks(threads, *(f.value for f in found))
+
+    def during(self, work: Callable[[], T]) -> tuple[T, Peaks]:
+        """What `work` returns, and the better of the peaks before and after: other users of the memory change
+        them from one second to the next."""
+        before = self.peaks()
+        result = work()
+        return result, before.best(self.peaks())
 
 
 @dataclass(slots=True)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from time import perf_counter
-from typing import Any
 
 import numpy as np
-from limits import Peaks, probe
+from limits import Machine
 from report import Row
 
 from octavo import _native
@@ -62,10 +63,10 @@ def shapes(config: ModelConfig) -> list[Shape]:
 
 
 def matrices(
-    config: ModelConfig, dtype: WeightDtype, peaks: Peaks, rows: Iterable[int] = (1, 4, 8, 32, 128, 512)
+    config: ModelConfig, dtype: WeightDtype, machine: Machine, rows: Iterable[int] = (1, 4, 8, 32, 128, 512)
 ) -> list[Row]:
-    pool, isa = _native.thread_pool(peaks.threads), os.environ.get(ISA_VARIABLE)
-    backend = NativeBackend(peaks.threads)
+    pool, isa = _native.thread_pool(machine.threads), os.environ.get(ISA_VARIABLE)
+    backend = NativeBackend(machine.threads)
     found = []
     for shape in shapes(config):
         first = pack(shape, dtype, backend)
@@ -74,7 +75,8 @@ def matrices(
             if shape.name == "head" and num_rows > MAX_HEAD_ROWS:
                 continue
             used = copies[: max(2, 4096 // num_rows)]
-            seconds = _native.time_matmul(used, num_rows, pool, ROUNDS, isa)
+            time = partial(_native.time_matmul, used, num_rows, pool, ROUNDS, isa)
+            seconds, peaks = machine.during(time)
             num_ops = 2 * num_rows * shape.n * shape.k
             more = {"GB/s": first.nbytes / seconds / 1e9, "GOP/s": num_ops / seconds / 1e9}
             least_us = 1e6 * peaks.seconds(first.nbytes, num_ops, dtype)
@@ -164,39 +166,38 @@ class Decode:
 
 def attention(
     config: ModelConfig,
-    threads: int,
+    machine: Machine,
     contexts: Iterable[int] = (256, 1024, 4096),
     block_sizes: Iterable[int] = (16, 32, 64, 128),
     dtypes: Iterable[KVDtype] = ("fp16", "int8"),
 ) -> list[Row]:
     """Paged beside contiguous, taking turns."""
-    backend = NativeBackend(threads)
+    backend = NativeBackend(machine.threads)
     found = []
-    for dtype in dtypes:
-        for context in contexts:
-            read_gb_s = probe(threads)[0].read_gb_s
-            whole = Decode(config, backend, context, dtype, context)
-            for block_size in block_sizes:
-                paged = Decode(config, backend, context, dtype, block_size)
-                paged_s, in_order_s, whole_s = best_of(
-                    lambda d=paged: d.layer_s(True),
-                    lambda d=paged: d.layer_s(False),
-                    lambda d=whole: d.layer_s(False),
+    for dtype, context in product(dtypes, contexts):
+        whole = Decode(config, backend, context, dtype, context)
+        for block_size in block_sizes:
+            paged = Decode(config, backend, context, dtype, block_size)
+            turns = (
+                partial(paged.layer_s, is_shuffled=True),
+                partial(paged.layer_s, is_shuffled=False),
+                partial(whole.layer_s, is_shuffled=False),
+            )
+            (paged_s, in_order_s, whole_s), peaks = machine.during(partial(best_of, *turns))
+            found.append(
+                Row(
+                    f"{dtype} attention, batch {BATCH}, context {context}, blocks of {block_size}",
+                    paged.layer_bytes / paged_s / 1e9,
+                    "GB/s",
+                    peaks.read_gb_s,
+                    {"paged / contiguous time": paged_s / min(in_order_s, whole_s)}
+                    | {"in order GB/s": paged.layer_bytes / in_order_s / 1e9}
+                    | {"one block GB/s": paged.layer_bytes / whole_s / 1e9},
                 )
-                found.append(
-                    Row(
-                        f"{dtype} attention, batch {BATCH}, context {context}, blocks of {block_size}",
-                        paged.layer_bytes / paged_s / 1e9,
-                        "GB/s",
-                        read_gb_s,
-                        {"paged / contiguous time": paged_s / min(in_order_s, whole_s)}
-                        | {"in order GB/s": paged.layer_bytes / in_order_s / 1e9}
-                        | {"one block GB/s": paged.layer_bytes / whole_s / 1e9},
-                    )
-                )
+            )
     return found
 
 
-def best_of(*measures: Callable[[], Any]) -> list[float]:
+def best_of(*measures: Callable[[], float]) -> list[float]:
     """The best of ROUNDS of each, taking turns."""
     return [min(times) for times in zip(*([m() for m in measures] for _ in range(ROUNDS)), strict=True)]

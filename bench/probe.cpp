@@ -1,12 +1,11 @@
 // What this processor can do at best: int8 multiply-adds from registers, float32 multiply-adds from registers,
-// and reads from memory, on a number of threads. limits.py compiles it for the machine it runs on.
-// Prints one line of JSON. x86-64 with AVX2 or better.
+// and reads from memory, on a number of threads. limits.py compiles it, as a library, for the machine it runs on.
+// x86-64 with AVX2 or better.
 #include <immintrin.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -30,7 +29,8 @@ constexpr int kBytesPerDot = 16;
 #endif
 #define TWELVE(OP) OP(0) OP(1) OP(2) OP(3) OP(4) OP(5) OP(6) OP(7) OP(8) OP(9) OP(10) OP(11)
 
-constexpr long kLoops = 2'000'000;
+constexpr long kLoops = 1'000'000;
+constexpr size_t kMemoryBytes = size_t{256} << 20;
 
 void dot_loop(int) {
   for (long i = 0; i < kLoops; ++i) asm volatile(TWELVE(DOT)::: REGISTERS);
@@ -39,11 +39,11 @@ void fma_loop(int) {
   for (long i = 0; i < kLoops; ++i) asm volatile(TWELVE(FMA)::: REGISTERS);
 }
 
-// Seconds of the fastest of ten runs of body(thread) on all threads.
+// Seconds of the fastest of eight runs of body(thread) on all threads.
 template <typename Body>
 double best_seconds(int threads, const Body& body) {
   double best = 1e9;
-  for (int run = 0; run < 10; ++run) {
+  for (int run = 0; run < 8; ++run) {
     const auto start = std::chrono::steady_clock::now();
     std::vector<std::thread> all;
     for (int id = 0; id < threads; ++id) all.emplace_back(body, id);
@@ -51,6 +51,14 @@ double best_seconds(int threads, const Body& body) {
     best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   return best;
+}
+
+void* new_memory() {
+  void* memory = nullptr;
+  if (posix_memalign(&memory, size_t{2} << 20, kMemoryBytes) != 0) std::abort();
+  madvise(memory, kMemoryBytes, MADV_HUGEPAGE);
+  std::memset(memory, 1, kMemoryBytes);
+  return memory;
 }
 
 // Reads share number `id` of `bytes`.
@@ -65,19 +73,14 @@ void read_all(const void* memory, int id, size_t bytes) {
   asm volatile("" ::"x"(sum));
 }
 
-int main(int argc, char** argv) {
-  const int threads = argc > 1 ? std::max(1, std::atoi(argv[1])) : 1;
-  const size_t bytes = size_t{512} << 20, share = bytes / threads / 256 * 256;
-  void* memory = nullptr;
-  if (posix_memalign(&memory, size_t{2} << 20, bytes) != 0) return 1;
-  madvise(memory, bytes, MADV_HUGEPAGE);
-  std::memset(memory, 1, bytes);
+// What `threads` threads do at once: int8 GOP/s, float32 GFLOP/s, GB/s read. The first call takes the memory to read.
+extern "C" void probe(int threads, double* int8_gops, double* float32_gflops, double* read_gb_s) {
+  static void* const memory = new_memory();
+  const size_t share = kMemoryBytes / threads / 256 * 256;
   // Which of the two is faster depends on the processor's own prefetching.
   const double read = std::min(best_seconds(threads, [&](int id) { read_all<false>(memory, id, share); }),
                                best_seconds(threads, [&](int id) { read_all<true>(memory, id, share); }));
-  std::printf("{\"int8_gops\": %.1f, \"float32_gflops\": %.1f, \"read_gb_s\": %.2f}\n",
-              threads * kLoops * 12.0 * 2 * kBytesPerDot / best_seconds(threads, dot_loop) / 1e9,
-              threads * kLoops * 12.0 * 2 * (kBytes / 4) / best_seconds(threads, fma_loop) / 1e9,
-              static_cast<double>(share) * threads / read / 1e9);
-  return 0;
+  *int8_gops = threads * kLoops * 12.0 * 2 * kBytesPerDot / best_seconds(threads, dot_loop) / 1e9;
+  *float32_gflops = threads * kLoops * 12.0 * 2 * (kBytes / 4) / best_seconds(threads, fma_loop) / 1e9;
+  *read_gb_s = static_cast<double>(share) * threads / read / 1e9;
 }

@@ -21,7 +21,7 @@ from pathlib import Path
 import growth
 import micro
 import serving
-from limits import Peaks, probe
+from limits import Machine, Peaks
 from report import Row, model_name, save, show
 
 from octavo.backends.threads import default_num_threads
@@ -46,17 +46,18 @@ def main() -> None:
         max_num_batched_tokens=args.max_num_batched_tokens,
         prefix_caching=False,
     )
-    run: dict[str, Callable[[Peaks], list[Row]]] = {
-        "micro": lambda peaks: run_micro(path, config, peaks, args.quick),
-        "engine": lambda peaks: run_engine(path, config, peaks, args),
-        "growth": lambda peaks: run_growth(path, config, peaks, args.quick),
-        "start": lambda _: run_start(path),
+    machine = Machine(threads)
+    run: dict[str, Callable[[], list[Row]]] = {
+        "probe": lambda: peak_rows([machine.peaks(n) for n in sorted({1, threads})]),
+        "micro": lambda: run_micro(path, config, machine, args.quick),
+        "engine": lambda: run_engine(path, config, machine, args),
+        "growth": lambda: run_growth(path, config, machine, args.quick),
+        "start": lambda: run_start(path),
     }
-    peaks = probe(*sorted({1, threads}))
-    report("probe", args, peak_rows(peaks))
-    for section in args.only.split(","):
-        # The machine's speed drifts: every section has limits of its own time.
-        report(section, args, run[section](probe(threads)[0]))
+    for section in ("probe", *args.only.split(",")):
+        rows = run[section]()
+        show(section, rows)
+        save(model_name(args.model), section, vars(args), rows)
 
 
 def parse() -> argparse.Namespace:
@@ -78,11 +79,6 @@ def parse() -> argparse.Namespace:
     return args
 
 
-def report(section: str, args: argparse.Namespace, rows: Sequence[Row]) -> None:
-    show(section, rows)
-    save(model_name(args.model), section, vars(args), rows)
-
-
 def peak_rows(peaks: Sequence[Peaks]) -> list[Row]:
     return [
         Row(f"{what}, {p.threads} thread{'s' if p.threads > 1 else ''}", value, unit)
@@ -95,18 +91,18 @@ def peak_rows(peaks: Sequence[Peaks]) -> list[Row]:
     ]
 
 
-def run_micro(path: Path, config: EngineConfig, peaks: Peaks, is_quick: bool) -> list[Row]:
+def run_micro(path: Path, config: EngineConfig, machine: Machine, is_quick: bool) -> list[Row]:
     checkpoint = open_checkpoint(path)
     model = checkpoint.config
     checkpoint.close()
     if is_quick:
-        few = micro.matrices(model, config.weight_dtype, peaks, (1, 32, 512))
-        return few + micro.attention(model, peaks.threads, (1024,), (config.block_size,))
-    return micro.matrices(model, config.weight_dtype, peaks) + micro.attention(model, peaks.threads)
+        few = micro.matrices(model, config.weight_dtype, machine, (1, 32, 512))
+        return few + micro.attention(model, machine, (1024,), (config.block_size,))
+    return micro.matrices(model, config.weight_dtype, machine) + micro.attention(model, machine)
 
 
-def run_engine(path: Path, config: EngineConfig, peaks: Peaks, args: argparse.Namespace) -> list[Row]:
-    bench = serving.Bench(path, config, peaks)
+def run_engine(path: Path, config: EngineConfig, machine: Machine, args: argparse.Namespace) -> list[Row]:
+    bench = serving.Bench(path, config, machine)
     quick = args.quick
     concurrency = [int(c) for c in args.concurrency.split(",") if c] or [1, 8, 32, *([] if quick else [128])]
     prefills = [32, 512] if quick else [32, 64, 128, 256, 512, 1024, 2048, 4096]
@@ -115,15 +111,15 @@ def run_engine(path: Path, config: EngineConfig, peaks: Peaks, args: argparse.Na
     return serving.rows(bench, concurrency, prefills, contexts, per_slot=2 if quick else 4)
 
 
-def run_growth(path: Path, config: EngineConfig, peaks: Peaks, is_quick: bool) -> list[Row]:
+def run_growth(path: Path, config: EngineConfig, machine: Machine, is_quick: bool) -> list[Row]:
     # Prompts in few steps: those that are read first hardly grow while the others are.
     config = replace(config, max_num_batched_tokens=4096)
-    bench = serving.Bench(path, config, peaks)
+    bench = serving.Bench(path, config, machine)
     batches = [1, 4, 16, 64] if is_quick else [1, 2, 4, 8, 16, 32, 64, 128, 256]
     contexts = [128, 512] if is_quick else [64, 128, 256, 512, 1024, 2048, 4096]
     pools = [1024, 4096] if is_quick else [512, 1024, 2048, 4096, 8192, 16384, 32768]
     rows = growth.by_batch(bench, batches) + growth.by_context(bench, contexts)
-    return rows + growth.by_pool(path, config, peaks, pools)
+    return rows + growth.by_pool(path, config, machine, pools)
 
 
 def run_start(path: Path) -> list[Row]:

@@ -1,18 +1,20 @@
 """The engine in process: a closed loop of requests, single prompts, single streams.
 
 The closed loop has `c` requests at a time, 4·c in all, prompts of 20 to 300 random words, 16 to 200 output tokens,
-greedy, end-of-sequence ignored. A limit is what the machine's peaks allow for the very steps that were run.
+greedy, end-of-sequence ignored. A limit is what the machine's peaks allow for
+the very steps that were run.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from time import monotonic
 
-from limits import Meter, MeteredBackend, Peaks
+from limits import Machine, Meter, MeteredBackend
 from load import requests
 from report import Row
 
@@ -26,9 +28,9 @@ from octavo.weights.loader import open_checkpoint
 
 
 class Bench:
-    """An engine with a meter, and the peaks of the machine it runs on."""
+    """An engine with a meter, and the machine it runs on."""
 
-    def __init__(self, path: Path, config: EngineConfig, peaks: Peaks) -> None:
+    def __init__(self, path: Path, config: EngineConfig, machine: Machine) -> None:
         checkpoint = open_checkpoint(path)
         try:
             self.tokenizer: Tokenizer = checkpoint.tokenizer()
@@ -37,8 +39,7 @@ class Bench:
             self.engine: Engine = assemble(config, checkpoint, backend)
         finally:
             checkpoint.close()
-        self.peaks = peaks
-        self.num_weight_bytes = backend.num_weight_bytes
+        self.machine = machine
         self._num_requests = 0
 
     def add(self, prompt: list[int], max_tokens: int) -> str:
@@ -60,17 +61,21 @@ class Bench:
         answered: set[str] = set()
         while len(answered) < batch:
             answered |= {delta.request_id for delta in self.engine.step().deltas}
-        first_step, times = len(self.meter.steps), []
-        for _ in range(num_steps):
-            begin = monotonic()
-            self.engine.step()
-            times.append(monotonic() - begin)
-        least_s = self.meter.least_s(self.peaks, first_step) / num_steps
+        times, peaks = self.machine.during(lambda: [self.step_s() for _ in range(num_steps)])
+        least_s = self.meter.least_s(peaks, -num_steps) / num_steps
         for request_id in ids:
             self.engine.abort(request_id)
+        self.drain()
+        return median(times), least_s
+
+    def step_s(self) -> float:
+        begin = monotonic()
+        self.engine.step()
+        return monotonic() - begin
+
+    def drain(self) -> None:
         while self.engine.has_work:
             self.engine.step()
-        return median(times), least_s
 
 
 def rows(
@@ -89,48 +94,63 @@ def texts(bench: Bench, count: int, seed: int) -> Iterator[tuple[list[int], int]
 
 
 def closed_loop(bench: Bench, waiting: Iterator[tuple[list[int], int]], concurrency: int) -> Row:
-    engine, first_step = bench.engine, len(bench.meter.steps)
+    first_step = len(bench.meter.steps)
+    loop, peaks = bench.machine.during(lambda: run_loop(bench, waiting, concurrency))
+    more = {
+        "first token ms": 1e3 * median(loop.first_token_s),
+        "step ms": 1e3 * median(loop.step_s),
+        "planning %": 100 * loop.schedule_s / sum(loop.step_s),
+    }
+    limit = loop.num_tokens / bench.meter.least_s(peaks, first_step)
+    return Row(f"serve, c={concurrency}", loop.num_tokens / loop.seconds, "output tok/s", limit, more)
+
+
+@dataclass(slots=True)
+class Loop:
+    """What a closed loop did."""
+
+    num_tokens: int = 0
+    seconds: float = 0.0
+    schedule_s: float = 0.0
+    step_s: list[float] = field(default_factory=list)
+    first_token_s: list[float] = field(default_factory=list)  # since the request
+
+
+def run_loop(bench: Bench, waiting: Iterator[tuple[list[int], int]], concurrency: int) -> Loop:
+    loop, running, begin = Loop(), 0, monotonic()
     started: dict[str, float] = {}
-    first, num_tokens, running, schedule_s = [], 0, 0, 0.0
-    steps: list[float] = []
-    begin = monotonic()
     while True:
         while running < concurrency and (request := next(waiting, None)) is not None:
             started[bench.add(*request)] = monotonic()
             running += 1
         if not running:
-            break
-        outputs = engine.step()
+            loop.seconds = monotonic() - begin
+            return loop
+        outputs = bench.engine.step()
         assert outputs.stats is not None
-        steps.append(outputs.stats.step_s)
-        schedule_s += outputs.stats.schedule_s
+        loop.step_s.append(outputs.stats.step_s)
+        loop.schedule_s += outputs.stats.schedule_s
         for delta in outputs.deltas:
-            num_tokens += len(delta.token_ids)
+            loop.num_tokens += len(delta.token_ids)
             if delta.request_id in started:
-                first.append(monotonic() - started.pop(delta.request_id))
+                loop.first_token_s.append(monotonic() - started.pop(delta.request_id))
             running -= delta.finish_reason is not None
-    seconds = monotonic() - begin
-    more = {
-        "first token ms": 1e3 * median(first),
-        "step ms": 1e3 * median(steps),
-        "planning %": 100 * schedule_s / sum(steps),
-    }
-    limit = num_tokens / bench.meter.least_s(bench.peaks, first_step)
-    return Row(f"serve, c={concurrency}", num_tokens / seconds, "output tok/s", limit, more)
 
 
 def prefill(bench: Bench, num_tokens: int) -> Row:
     """The best of several prompts of random tokens, none of them cached."""
-    best, least_s = float("inf"), 0.0
-    for _ in range(5 if num_tokens <= 1024 else 2):
-        first_step = len(bench.meter.steps)
+
+    def once() -> float:
         bench.add(bench.prompt(num_tokens), 1)
         begin = monotonic()
-        while bench.engine.has_work:
-            bench.engine.step()
-        best = min(best, monotonic() - begin)
-        least_s = bench.meter.least_s(bench.peaks, first_step)
-    return Row(f"prefill, {num_tokens} tokens", num_tokens / best, "prompt tok/s", num_tokens / least_s)
+        bench.drain()
+        return monotonic() - begin
+
+    runs = 5 if num_tokens <= 1024 else 2
+    first_step = len(bench.meter.steps)
+    seconds, peaks = bench.machine.during(lambda: min(once() for _ in range(runs)))
+    least_s = bench.meter.least_s(peaks, first_step) / runs
+    return Row(f"prefill, {num_tokens} tokens", num_tokens / seconds, "prompt tok/s", num_tokens / least_s)
 
 
 def one_stream(bench: Bench, context: int) -> Row:
