@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo.backends.native import NativeBackend
 from octavo.backends.native_record import Packed
@@ -33,6 +34,7 @@ from octavo.core.kv_spec import KV_FORMATS
 from octavo.models.config import ModelConfig
 
 T = TypeVar("T")
+I64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class Meter:
         for window in (self.config.window(layer) or 1 << 60 for layer in range(self.config.num_layers)):
             seen = np.minimum(ends, window + num_new - 1)  # by all rows of a sequence
             kv_bytes += 2 * self.config.num_kv_heads * vector_bytes * int(seen.sum())
-            kv_ops += row_ops * int((num_new * np.minimum(ends - (num_new - 1) / 2, window)).sum())
+            kv_ops += row_ops * int((attended(ends, window) - attended(ends - num_new, window)).sum())
         return (
             self._product_s(peaks, self.layers, rows)
             + self._product_s(peaks, self.head, step.num_logits)
@@ -128,6 +130,12 @@ class Meter:
         if not rows:
             return 0.0
         return peaks.seconds(matrices.num_bytes, 2 * rows * matrices.num_weights, self.weight_dtype)
+
+
+def attended(num_rows: I64, window: int) -> I64:
+    """Tokens that the first `num_rows` rows of a sequence see, summed."""
+    growing = np.minimum(num_rows, window)  # each of these rows sees one token more than the one before
+    return growing * (growing + 1) // 2 + (num_rows - growing) * window
 
 
 class MeteredRunner:
