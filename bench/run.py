@@ -117,7 +117,7 @@ def run_growth(path: Path, config: EngineConfig, machine: Machine, is_quick: boo
     bench = serving.Bench(path, config, machine)
     batches = [1, 4, 16, 64] if is_quick else [1, 2, 4, 8, 16, 32, 64, 128, 256]
     contexts = [128, 512] if is_quick else [64, 128, 256, 512, 1024, 2048, 4096]
-    pools = [1024, 4096] if is_quick else [512, 1024, 2048, 4096, 8192, 16384, 32768]
+    pools = [1024, 4096] if is_quick else [512, 2048, 8192, 32768]
     rows = growth.by_batch(bench, batches) + growth.by_context(bench, contexts)
     return rows + growth.by_pool(path, config, machine, pools)
 
