@@ -1,12 +1,11 @@
 """`make bench`: how fast everything is on this machine, beside what the machine can do at best.
 
-    .venv/bin/python bench/run.py [--only micro,engine,growth,start] [--quick] [--model gemma3-270m] …
+    .venv/bin/python bench/run.py [--only micro,engine,growth] [--quick] [--model gemma3-270m] …
 
 | probe  | read bandwidth and peak multiplications, of one thread and of all (first, with whatever is chosen) |
 | micro  | each matrix by rows; decode attention, paged beside contiguous |
 | engine | closed loops of requests, prompts, single streams |
 | growth | a step's time against batch, context and pool size |
-| start  | from the command to the first token; memory |
 
 Writes build/bench/MODEL/SECTION.json. Figures of shared machines vary: compare only what was measured side by side.
 """
@@ -29,7 +28,7 @@ from octavo.config import EngineConfig
 from octavo.weights import hub
 from octavo.weights.loader import open_checkpoint
 
-SECTIONS = ("micro", "engine", "growth", "start")
+SECTIONS = ("micro", "engine", "growth")
 
 
 def main() -> None:
@@ -52,7 +51,6 @@ def main() -> None:
         "micro": lambda: run_micro(path, config, machine, args.quick),
         "engine": lambda: run_engine(path, config, machine, args),
         "growth": lambda: run_growth(path, config, machine, args.quick),
-        "start": lambda: run_start(path),
     }
     for section in ("probe", *args.only.split(",")):
         rows = run[section]()
@@ -120,12 +118,6 @@ def run_growth(path: Path, config: EngineConfig, machine: Machine, is_quick: boo
     pools = [1024, 4096] if is_quick else [512, 2048, 8192, 32768]
     rows = growth.by_batch(bench, batches) + growth.by_context(bench, contexts)
     return rows + growth.by_pool(path, config, machine, pools)
-
-
-def run_start(path: Path) -> list[Row]:
-    import startup
-
-    return startup.rows(path)
 
 
 if __name__ == "__main__":
