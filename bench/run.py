@@ -66,6 +66,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer points, about a minute in all")
     parser.add_argument("--model", default="", help="as for octavo serve")
     parser.add_argument("--concurrency", default="", help="of the closed loops, such as 1,8,32")
+    parser.add_argument("--prefill", default="", help="tokens of the single prompts, such as 32,512")
     parser.add_argument("--weight-dtype", default="int8", choices=["int8", "float32", "native"])
     parser.add_argument("--kv-cache-dtype", default="auto", choices=["auto", "fp32", "fp16", "int8"])
     parser.add_argument("--block-size", type=int, default=EngineConfig().block_size)
@@ -102,11 +103,15 @@ def run_micro(path: Path, config: EngineConfig, machine: Machine, is_quick: bool
 def run_engine(path: Path, config: EngineConfig, machine: Machine, args: argparse.Namespace) -> list[Row]:
     bench = serving.Bench(path, config, machine)
     quick = args.quick
-    concurrency = [int(c) for c in args.concurrency.split(",") if c] or [1, 8, 32, *([] if quick else [128])]
-    prefills = [32, 512] if quick else [32, 64, 128, 256, 512, 1024, 2048, 4096]
+    concurrency = numbers(args.concurrency) or [1, 8, 32, *([] if quick else [128])]
+    prefills = numbers(args.prefill) or ([32, 512] if quick else [32, 64, 128, 256, 512, 1024, 2048, 4096])
     longest = bench.engine.info.max_model_len
     contexts = [n for n in ((64,) if quick else (64, 1024, 4000, 8000)) if n + 96 < longest]
     return serving.rows(bench, concurrency, prefills, contexts, per_slot=2 if quick else 4)
+
+
+def numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]
 
 
 def run_growth(path: Path, config: EngineConfig, machine: Machine, is_quick: bool) -> list[Row]:
