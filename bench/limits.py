@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -175,6 +175,12 @@ class MeteredBackend(NativeBackend):
 
     def gated_grouped_matrix(self, gate: GroupedWeights, up: GroupedWeights) -> Packed:
         return self._note(super().gated_grouped_matrix(gate, up))
+
+    def restore(
+        self, kind: str, sizes: Sequence[int], fill: Callable[[Sequence[NDArray[np.uint8]]], bool]
+    ) -> Any:
+        parameter = super().restore(kind, sizes, fill)
+        return self._note(parameter) if isinstance(parameter, Packed) else parameter
 
     def compile(self, model: Model, cache: KVCacheConfig, limits: Limits) -> Any:
         self.meter.kv_dtype = cache.dtype

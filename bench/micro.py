@@ -22,7 +22,6 @@ from octavo import _native
 from octavo.backends.native import ISA_VARIABLE, NativeBackend
 from octavo.backends.native_record import Packed
 from octavo.backends.ops import (
-    WEIGHT_GROUP,
     Array,
     GroupedWeights,
     KVCacheConfig,
@@ -89,8 +88,8 @@ def pack(shape: Shape, dtype: WeightDtype, backend: NativeBackend) -> Packed:
     n = shape.n // 2 if shape.is_gated else shape.n
     if dtype == "native":  # 4 bits
         codes = rng.integers(0, 16, (n, shape.k), np.uint8)
-        scale = np.ones((n, shape.k // WEIGHT_GROUP), np.float16)
-        grouped = GroupedWeights(codes, scale, -scale)
+        scale = np.ones((n, shape.k // 32), np.float16)
+        grouped = GroupedWeights(codes, scale, -scale, 4)
         return (
             backend.gated_grouped_matrix(grouped, grouped)
             if shape.is_gated

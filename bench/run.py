@@ -1,11 +1,12 @@
 """`make bench`: how fast everything is on this machine, beside what the machine can do at best.
 
-    .venv/bin/python bench/run.py [--only micro,engine,growth] [--quick] [--model gemma3-270m] …
+    .venv/bin/python bench/run.py [--only micro,engine,growth,start] [--quick] [--model gemma3-270m] …
 
 | probe  | read bandwidth and peak multiplications, of one thread and of all (first, with whatever is chosen) |
 | micro  | each matrix by rows; decode attention, paged beside contiguous |
 | engine | closed loops of requests, prompts, single streams |
 | growth | a step's time against batch, context and pool size |
+| start  | from the command to the first token, and peak memory, with the packed weights cached and not |
 
 Writes build/bench/MODEL/SECTION.json. Figures of shared machines vary: compare only what was measured side by side.
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 import growth
 import micro
 import serving
+import startup
 from limits import Machine, Peaks
 from report import Row, model_name, save, show
 
@@ -28,7 +30,7 @@ from octavo.config import EngineConfig
 from octavo.weights import hub
 from octavo.weights.loader import open_checkpoint
 
-SECTIONS = ("micro", "engine", "growth")
+SECTIONS = ("micro", "engine", "growth", "start")
 
 
 def main() -> None:
@@ -51,6 +53,7 @@ def main() -> None:
         "micro": lambda: run_micro(path, config, machine, args.quick),
         "engine": lambda: run_engine(path, config, machine, args),
         "growth": lambda: run_growth(path, config, machine, args.quick),
+        "start": lambda: run_start(config),
     }
     for section in ("probe", *args.only.split(",")):
         rows = run[section]()
@@ -123,6 +126,13 @@ def run_growth(path: Path, config: EngineConfig, machine: Machine, is_quick: boo
     pools = [1024, 4096] if is_quick else [512, 2048, 8192, 32768]
     rows = growth.by_batch(bench, batches) + growth.by_context(bench, contexts)
     return rows + growth.by_pool(path, config, machine, pools)
+
+
+def run_start(config: EngineConfig) -> list[Row]:
+    """Of the default model."""
+    found = startup.measure(rounds=3, weight_dtype=config.weight_dtype)
+    times = [Row(f"first token, {what}", run.first_token_s, "s") for what, run in found.items()]
+    return times + [Row(f"peak memory, {what}", run.peak_mib, "MiB") for what, run in found.items()]
 
 
 if __name__ == "__main__":

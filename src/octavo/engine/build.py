@@ -146,9 +146,7 @@ def _open_cache(
     if checkpoint.num_bytes < MIN_MODEL_BYTES:
         return None
     code = backend.code_files()
-    return PackedCache(
-        identity_of(checkpoint.path, checkpoint.files, weight_dtype, code), backend.restore
-    )
+    return PackedCache(identity_of(checkpoint.path, checkpoint.files, weight_dtype, code), backend.restore)
 
 
 def tokenizer_of(path: Path) -> Tokenizer:

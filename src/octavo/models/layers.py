@@ -52,8 +52,8 @@ class TensorSource(Protocol):
         ...
 
     def grouped_type(self, name: str) -> str | None:
-        """How grouped() has the matrix of this canonical name, without reading it: equal where matrices can be packed
-        as one, None where grouped() is."""
+        """How the matrix of this canonical name is stored: equal where matrices can be packed as one, None where
+        grouped() is."""
         ...
 
     def grouped(self, name: str) -> GroupedWeights | None:
