@@ -54,7 +54,7 @@ struct HeadBlocks {
   int64_t block_bytes;
   int block_size, head_size;
 
-  const T* keys(int block) const {  // [D][B], then values [B][D]
+  const T* keys(int block) const {  // [B/P][D][P], then values [B][D]
     return reinterpret_cast<const T*>(base + table[block] * block_bytes);
   }
 };
@@ -62,7 +62,7 @@ struct HeadBlocks {
 // Up to 16 tokens that lie side by side in one block.
 template <class T>
 struct Chunk {
-  const T* keys;    // of the first token at d = 0; the next d is block_size further
+  const T* keys;    // of the first token at d = 0; the next d is a piece further
   const T* values;  // of the first token; the next token is head_size further
   const float* scales;  // of the first token's key; its value's is block_size further. Null without scales
   int begin, end;   // tokens of the span
@@ -72,13 +72,14 @@ struct Chunk {
 template <class T>
 OCTAVO_INLINE int list_chunks(const HeadBlocks<T>& blocks, int origin, int begin, int end, Chunk<T>* chunks) {
   int count = 0;
+  const int piece = kv_piece(blocks.block_size);
   int block = (origin + begin) / blocks.block_size, slot = (origin + begin) % blocks.block_size;
   for (int token = begin; token < end;) {
     const T* keys = blocks.keys(block);
     const int left = blocks.block_size - slot;
     const int size = left < 16 ? left : 16;
     const float* scales = kIsScaled<T> ? reinterpret_cast<const float*>(keys) - 2 * blocks.block_size + slot : nullptr;
-    chunks[count++] = {keys + slot, keys + int64_t{blocks.block_size + slot} * blocks.head_size, scales, token,
+    chunks[count++] = {keys + int64_t{slot - slot % piece} * blocks.head_size + slot % piece, keys + int64_t{blocks.block_size + slot} * blocks.head_size, scales, token,
                        token + size < end ? token + size : end};
     token += size;
     slot += size;
@@ -110,11 +111,11 @@ OCTAVO_INLINE void prefetch_scales(const Target<T>& target, int64_t block_size) 
   prefetch_l1(target.scales + block_size);
 }
 
-// scores[m][token] = q[m] . k for M query vectors, `q_stride` apart, and C chunks. While chunk c is read, ahead[c]
+// scores[m][token] = q[m] . k for M query vectors, `q_stride` apart, and C chunks of pieces `piece` wide. While chunk c is read, ahead[c]
 // is asked for. A chunk of fewer than 16 tokens spoils the scores behind it, which the next chunk then writes.
 template <int M, int C, bool kAhead, class T>
 OCTAVO_INLINE void score_chunks(const float* q, int q_stride, int head_size, const Chunk<T>* chunks,
-                                int64_t block_size, const Target<T>* ahead, float* scores) {
+                                int64_t piece, int64_t block_size, const Target<T>* ahead, float* scores) {
   f32x16 sum[M][C];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
@@ -128,7 +129,7 @@ OCTAVO_INLINE void score_chunks(const float* q, int q_stride, int head_size, con
     f32x16 k[C];
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
-      k[c] = load_stored(keys[c] + d * block_size);
+      k[c] = load_stored(keys[c] + d * piece);
       if (kAhead) prefetch_row(ahead[c], d);
     }
 #pragma GCC unroll 8

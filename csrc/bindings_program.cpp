@@ -107,6 +107,7 @@ void bind_cache(nb::module_& m) {
       .def("copy_blocks", &copy_blocks, nb::arg("src"), nb::arg("dst"))
       .def("read_block", &read_block, nb::arg("block_id"))
       .def("write_block", &write_block, nb::arg("block_id"), nb::arg("data"))
+      .def("take_memory", &KVCache::take_memory, nb::call_guard<nb::gil_scoped_release>())
       .def("fill_block", &KVCache::fill_block, nb::arg("block_id"), nb::arg("value"));
 }
 
@@ -141,6 +142,20 @@ nb::ndarray<nb::numpy, const float> logits(nb::handle self, const AnyArray& rows
   }
   const Slot slot = program.logits_slot();
   return {result, {static_cast<size_t>(num_rows), static_cast<size_t>(slot.width)}, self, {slot.stride, 1}};
+}
+
+// [R], a copy.
+nb::ndarray<nb::numpy, int32_t> argmax(Program& program) {
+  const int32_t* best;
+  {
+    nb::gil_scoped_release unlocked;
+    best = program.argmax();
+  }
+  const auto rows = static_cast<size_t>(program.num_logit_rows());
+  auto* copy = new int32_t[rows];
+  std::copy(best, best + rows, copy);
+  nb::capsule owner(copy, [](void* p) noexcept { delete[] static_cast<int32_t*>(p); });
+  return {copy, {rows}, owner};
 }
 
 Act act_of(const std::string& name) {
@@ -242,6 +257,7 @@ void bind_program(nb::module_& m) {
       .def("forward", &forward, nb::arg("tokens"), nb::arg("positions"), nb::arg("query_starts"), nb::arg("seq_lens"),
            nb::arg("table_rows"), nb::arg("block_tables"))
       .def("logits", &logits, nb::arg("rows"))
+      .def("argmax", &argmax)
       .def("profile", &Program::profile);
   m.def("quant_floats", &quant_floats, nb::arg("rows"), nb::arg("k"), nb::arg("group"),
         "Arena floats that the quantised form of [rows][k] in groups takes.");

@@ -15,6 +15,7 @@ namespace OCTAVO_ISA {
 #include "matmul_grouped.inl"
 
 #include "elementwise.inl"
+#include "argmax.inl"
 #include "norm_rope.inl"
 #include "ssm.inl"
 #include "write_kv.inl"
@@ -31,7 +32,7 @@ extern const Kernels table;
 const Kernels table = {
     OCTAVO_NAME(OCTAVO_ISA), quantize_rows, matmul_i8,      matmul_grouped, matmul_f32, rms_norm,  rms_norm_quantize,
     head_norm,
-    rope_table,              rope,          add,            scale,      softcap,   embed_f32,
+    rope_table,              rope,          add,            scale,      softcap,   argmax,    join_argmax, embed_f32,
     embed_f16,               embed_grouped, write_kv,      attention_scratch_bytes,    paged_attention, merge_attention,
     conv1d,                  ssm_scan,      gated_rms_norm,
 };

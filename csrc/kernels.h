@@ -110,7 +110,8 @@ struct Batch {
 enum class KVType : int { f32 = 0, f16 = 1, i8 = 2 };
 
 // One storage array. Block b starts at data + b * block_bytes; in it lie the kv heads, one after another:
-//     | scales of K [B], of V [B], float32: int8 only | K transposed [D][B] | V [B][D] |
+//     | scales of K [B], of V [B], float32: int8 only | K, transposed in pieces [B/P][D][P] | V [B][D] |
+// where P = kv_piece(B).
 // K and V are elements of `type`; an int8 element counts its token's scale. 64 bytes past the array may be read
 // (never used).
 struct KVStore {
@@ -119,6 +120,9 @@ struct KVStore {
   int64_t block_bytes;
   int num_kv_heads, head_size, block_size;
 };
+
+// Tokens of a piece of keys. 16 wherever that divides a block: keys are then read alike whatever the block size.
+static constexpr int kv_piece(int block_size) { return block_size % 16 == 0 ? 16 : block_size; }
 
 // Bytes of the scales of one kv head in a block, and of the whole head.
 static constexpr int64_t kv_scale_bytes(KVType type, int block_size) {
@@ -178,6 +182,9 @@ struct Kernels {
   void (*add)(const View& x, const View& y, int rows, const View& out, Worker w);
   void (*scale)(const View& x, float factor, int rows, const View& out, Worker w);
   void (*softcap)(const View& x, float cap, int rows, const View& out, Worker w);
+  // argmax.inl. Partial results [w.count][rows]; after a barrier one worker joins them into the first [rows].
+  void (*argmax)(const View& x, int rows, float* values, int32_t* indices, Worker w);
+  void (*join_argmax)(int rows, int workers, float* values, int32_t* indices);
   void (*embed_f32)(const View& table, const int32_t* tokens, int rows, const View& out, Worker w);
   void (*embed_f16)(const uint16_t* table, int width, const int32_t* tokens, int rows, const View& out, Worker w);
   void (*embed_grouped)(const MatrixGrouped& table, const int32_t* tokens, int rows, const View& out, Worker w);

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -10,6 +11,10 @@
 
 namespace octavo {
 namespace {
+
+#if defined(__linux__) && !defined(MADV_POPULATE_WRITE)
+#define MADV_POPULATE_WRITE 23  // Linux 5.14; older ones refuse it
+#endif
 
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kReadPastEnd = 64;  // kernels load whole vectors at the end of the last block
@@ -80,6 +85,22 @@ void KVCache::write_block(int64_t index, const char* data) {
   for (int s = 0; s < num_storages_; ++s) {
     std::memcpy(block(s, index), data + s * block_bytes_, static_cast<size_t>(block_bytes_));
   }
+}
+
+bool KVCache::take_memory() {
+#ifdef MADV_POPULATE_WRITE
+  constexpr int64_t kPiece = int64_t{2} << 20, kPage = 4096;
+  const int64_t storage_bytes = num_blocks_ * block_bytes_;
+  const int64_t piece = taken_ / num_storages_, storage = taken_ % num_storages_;
+  if (piece * kPiece >= storage_bytes) return false;
+  ++taken_;
+  const int64_t begin = storage * storage_bytes + piece * kPiece;
+  const int64_t end = storage * storage_bytes + std::min(storage_bytes, (piece + 1) * kPiece);
+  char* from = memory_ + begin / kPage * kPage;
+  return madvise(from, static_cast<size_t>(memory_ + end - from), MADV_POPULATE_WRITE) == 0;
+#else
+  return false;
+#endif
 }
 
 void KVCache::fill_block(int64_t index, float value) {

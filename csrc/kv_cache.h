@@ -29,6 +29,10 @@ class KVCache {
   void copy_blocks(const int32_t* src, const int32_t* dst, int64_t count);
   void read_block(int64_t block, char* out) const;  // [storages][block_bytes]
   void write_block(int64_t block, const char* data);
+  // Takes some more of the memory from the system, without changing what it holds, blocks of low ids first; false when
+  // there is no more to take. Otherwise a step does so at the blocks it uses for the first time, which costs it more
+  // than computing them.
+  bool take_memory();
   // In an int8 cache all bytes are those of the float: scales and states get the value, integers anything.
   void fill_block(int64_t block, float value);
 
@@ -41,6 +45,7 @@ class KVCache {
   KVType type_;
   char* memory_;
   size_t mapped_bytes_;
+  int64_t taken_ = 0;  // calls of take_memory so far
 };
 
 }  // namespace octavo

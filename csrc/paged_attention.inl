@@ -143,7 +143,7 @@ class AttentionRun {
     list->count = list_chunks(blocks, origin, begin, end, list->chunks);
   }
 
-  Target<T> keys_of(const Chunk<T>& chunk) const { return {chunk.keys, kv_.block_size, chunk.scales}; }
+  Target<T> keys_of(const Chunk<T>& chunk) const { return {chunk.keys, kv_piece(kv_.block_size), chunk.scales}; }
 
   // What is read kAheadChunks after each of the span's keys, then each of its values: keys, values, the keys of
   // the next span, and at the very end anything that is there.
@@ -230,12 +230,14 @@ class AttentionRun {
     int c = 0, count = list.count;
     while (c < count && list.chunks[c].end <= some.begin) ++c;
     while (count > c && list.chunks[count - 1].begin >= some.end) --count;
-    const int head_size = kv_.head_size, block_size = kv_.block_size;
+    const int head_size = kv_.head_size, block_size = kv_.block_size, piece = kv_piece(block_size);
     for (; c + kTileChunks <= count; c += kTileChunks) {
-      score_chunks<M, kTileChunks, kAhead>(queries, width_, head_size, list.chunks + c, block_size, targets_ + c, scores_);
+      score_chunks<M, kTileChunks, kAhead>(queries, width_, head_size, list.chunks + c, piece, block_size, targets_ + c,
+                                           scores_);
     }
     for (; c < count; ++c) {
-      score_chunks<M, 1, kAhead>(queries, width_, head_size, list.chunks + c, block_size, targets_ + c, scores_);
+      score_chunks<M, 1, kAhead>(queries, width_, head_size, list.chunks + c, piece, block_size, targets_ + c,
+                                           scores_);
     }
   }
 

@@ -151,6 +151,9 @@ class Program {
   // [num_rows][stride of the logits slot], valid until the next call.
   const float* logits(const int32_t* rows, int num_rows);
   Slot logits_slot() const { return logits_; }
+  // Of each row of the last logits() the index of the largest value, as numpy's argmax; valid until the next call.
+  const int32_t* argmax();
+  int num_logit_rows() const { return num_logit_rows_; }
   // Seconds that all workers together spent in each kind of instruction since the last call, most first. The first
   // call turns the measuring on: two clock reads an instruction.
   std::vector<std::pair<std::string, double>> profile();
@@ -198,7 +201,10 @@ class Program {
   std::vector<int> group_windows_;  // the farthest look back of a group's layers, in tokens; 0: no keys and values
   std::vector<bool> is_state_;      // whether a group's blocks hold states
   Slot logits_{};
-  int num_tokens_ = 0;  // of the last forward()
+  int num_tokens_ = 0;      // of the last forward()
+  int num_logit_rows_ = 0;  // of the last logits()
+  std::vector<float> best_values_;  // [workers][rows]
+  std::vector<int32_t> best_;
   bool is_timed_ = false;
   std::vector<std::map<const Instruction*, double>> seconds_;  // of each worker
   std::mutex running_;

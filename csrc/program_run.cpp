@@ -153,8 +153,21 @@ const float* Program::logits(const int32_t* rows, int num_rows) {
       fail("logit row " + text(rows[i]) + " is not one of the last step's " + text(num_tokens_) + " tokens");
     }
   }
+  num_logit_rows_ = num_rows;
   if (num_rows > 0) execute(logits_part_, {num_rows, rows, nullptr, nullptr}, false);
   return arena_.as<float>() + logits_.offset;
+}
+
+const int32_t* Program::argmax() {
+  std::lock_guard<std::mutex> lock(running_);
+  const int rows = num_logit_rows_, workers = pool_->num_threads();
+  best_values_.resize(static_cast<size_t>(workers) * static_cast<size_t>(rows));
+  best_.resize(best_values_.size());
+  if (rows == 0) return best_.data();
+  const View x = view(logits_, "logits");
+  pool_->run([&](Worker w) { kernels_->argmax(x, rows, best_values_.data(), best_.data(), w); });
+  kernels_->join_argmax(rows, workers, best_values_.data(), best_.data());
+  return best_.data();
 }
 
 }  // namespace octavo

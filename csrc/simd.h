@@ -203,6 +203,10 @@ OCTAVO_INLINE f32x16 select_less(f32x16 a, f32x16 b, f32x16 x, f32x16 y) {
   OCTAVO_EACH x.v[i] = a.v[i] < b.v[i] ? x.v[i] : y.v[i];
   return x;
 }
+OCTAVO_INLINE i32x16 select_less(f32x16 a, f32x16 b, i32x16 x, i32x16 y) {
+  OCTAVO_EACH x.v[i] = a.v[i] < b.v[i] ? x.v[i] : y.v[i];
+  return x;
+}
 OCTAVO_INLINE f32x16 select_less(i32x16 a, i32x16 b, f32x16 x, f32x16 y) {
   OCTAVO_EACH x.v[i] = a.v[i] < b.v[i] ? x.v[i] : y.v[i];
   return x;

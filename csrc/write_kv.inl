@@ -13,26 +13,38 @@ OCTAVO_INLINE void convert(const float* from, int count, uint16_t* to) {
   __builtin_memcpy(to + i, halves, static_cast<size_t>(count - i) * 2);
 }
 
+// Calls body(first, tokens, to) for parts of up to 16 of a run's `count` rows that lie in one piece of keys: the rows are
+// [first, first + tokens), the first one's key at dimension d is to[d * kv_piece(block_size)].
+template <class T, class Body>
+OCTAVO_INLINE void each_piece(T* head, int head_size, int block_size, int slot, int count, const Body& body) {
+  const int piece = kv_piece(block_size);
+  for (int first = 0; first < count;) {
+    const int place = slot + first, within = place % piece;
+    int tokens = count - first < 16 ? count - first : 16;
+    if (tokens > piece - within) tokens = piece - within;
+    body(first, tokens, head + int64_t{place - within} * head_size + within);
+    first += tokens;
+  }
+}
+
 // One run: `count` rows from `row` on, all in one block from `slot` on, for one kv head. `head` is its K. The second
-// form is for int8: its scales lie before K. Keys are transposed in pieces of 16 x 16, so that lines are filled at once.
+// form is for int8: its scales lie before K. Keys are transposed in parts of 16 x 16, so that lines are filled at once.
 template <class T>
 OCTAVO_INLINE void write_run(const View& k, const View& v, int64_t row, int count, int kv_head, int head_size,
                              int block_size, int slot, T* head) {
   T* values = head + int64_t{block_size} * head_size + int64_t{slot} * head_size;
-  const int column = kv_head * head_size;
+  const int column = kv_head * head_size, piece = kv_piece(block_size);
   for (int i = 0; i < count; ++i) convert(v.data + (row + i) * v.ld + column, head_size, values + i * head_size);
-  for (int d = 0; d < head_size; d += 16) {
-    const int lanes = head_size - d < 16 ? head_size - d : 16;
-    for (int first = 0; first < count; first += 16) {
-      const int tokens = count - first < 16 ? count - first : 16;
+  each_piece(head, head_size, block_size, slot, count, [&](int first, int tokens, T* to) {
+    for (int d = 0; d < head_size; d += 16) {
+      const int lanes = head_size - d < 16 ? head_size - d : 16;
       T keys[16][16];
       for (int i = 0; i < tokens; ++i) convert(k.data + (row + first + i) * k.ld + column + d, lanes, keys[i]);
       for (int j = 0; j < lanes; ++j) {
-        T* to = head + int64_t{d + j} * block_size + slot + first;
-        for (int i = 0; i < tokens; ++i) to[i] = keys[i][j];
+        for (int i = 0; i < tokens; ++i) to[int64_t{d + j} * piece + i] = keys[i][j];
       }
     }
-  }
+  });
 }
 
 // How one vector becomes int8: round(x * inverse), half to even, x being about integer * scale.
@@ -69,21 +81,23 @@ OCTAVO_INLINE void write_run(const View& k, const View& v, int64_t row, int coun
   float* key_scales = reinterpret_cast<float*>(head) - 2 * block_size + slot;
   float* value_scales = key_scales + block_size;
   int8_t* values = head + (int64_t{block_size} + slot) * head_size;
-  const int column = kv_head * head_size;
-  for (int i = 0; i < count; ++i) {
-    const float* key = k.data + (row + i) * k.ld + column;
-    const float* value = v.data + (row + i) * v.ld + column;
-    const Quantizer of_key = quantizer_of(key, head_size), of_value = quantizer_of(value, head_size);
-    key_scales[i] = of_key.scale;
-    value_scales[i] = of_value.scale;
-    for (int d = 0; d < head_size; d += 16) {
-      const int lanes = head_size - d < 16 ? head_size - d : 16;
-      int8_t integers[16];
-      quantize(key + d, lanes, of_key, integers);
-      for (int j = 0; j < lanes; ++j) head[int64_t{d + j} * block_size + slot + i] = integers[j];
-      quantize(value + d, lanes, of_value, values + int64_t{i} * head_size + d);
+  const int column = kv_head * head_size, piece = kv_piece(block_size);
+  each_piece(head, head_size, block_size, slot, count, [&](int first, int tokens, int8_t* to) {
+    for (int i = first; i < first + tokens; ++i) {
+      const float* key = k.data + (row + i) * k.ld + column;
+      const float* value = v.data + (row + i) * v.ld + column;
+      const Quantizer of_key = quantizer_of(key, head_size), of_value = quantizer_of(value, head_size);
+      key_scales[i] = of_key.scale;
+      value_scales[i] = of_value.scale;
+      for (int d = 0; d < head_size; d += 16) {
+        const int lanes = head_size - d < 16 ? head_size - d : 16;
+        int8_t integers[16];
+        quantize(key + d, lanes, of_key, integers);
+        for (int j = 0; j < lanes; ++j) to[int64_t{d + j} * piece + i - first] = integers[j];
+        quantize(value + d, lanes, of_value, values + int64_t{i} * head_size + d);
+      }
     }
-  }
+  });
 }
 
 // Rows that follow one another in one block, from `row` on. `head` is K of the block and one kv head.
@@ -111,11 +125,13 @@ OCTAVO_INLINE Run<T> run_at(int64_t row, int64_t end, int kv_head, const KVStore
 // Asks for the lines of a run: stores wait for their lines one after another, requests do not.
 template <class T>
 OCTAVO_INLINE void prefetch_run(const Run<T>& run, const KVStore& kv) {
-  const int64_t line = 64 / sizeof(T), size = int64_t{kv.head_size} * kv.block_size;
-  const int64_t step = kv.block_size < line ? line : kv.block_size;
-  for (int64_t i = run.slot; i < size; i += step) prefetch_write(run.head + i);
-  const T* values = run.head + size + int64_t{run.slot} * kv.head_size;
-  for (int64_t i = 0; i < (run.end - run.row) * kv.head_size; i += line) prefetch_write(values + i);
+  const int64_t line = 64 / sizeof(T);
+  const int count = static_cast<int>(run.end - run.row), piece = kv_piece(kv.block_size);
+  each_piece(run.head, kv.head_size, kv.block_size, run.slot, count, [&](int, int, T* to) {
+    for (int64_t i = 0; i < int64_t{kv.head_size} * piece; i += piece < line ? line : piece) prefetch_write(to + i);
+  });
+  const T* values = run.head + (int64_t{kv.block_size} + run.slot) * kv.head_size;
+  for (int64_t i = 0; i < int64_t{count} * kv.head_size; i += line) prefetch_write(values + i);
 }
 
 // Rows [begin, end) of one kv head; `seq` is the sequence of row `begin`.

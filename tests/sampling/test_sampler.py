@@ -14,11 +14,15 @@ from numpy.typing import NDArray
 from octavo.core.block import SeqId
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import TokenLogprobs
-from octavo.sampling.sampler import Sampler, SampleState
+from octavo.sampling.sampler import Draws, Sampler, SampleState
 
 F32 = NDArray[np.float32]
 INF = math.inf
 EOS = frozenset({0})
+
+
+def draw(sampler: Sampler, states: list[SampleState], logits: np.ndarray) -> Draws:
+    return sampler.sample(states, logits, logits.argmax(axis=1))
 
 
 def state(
@@ -35,7 +39,7 @@ def token(values: list[float] | F32, output: list[int] | None = None, **fields: 
     """The token drawn from one row."""
     scores = np.array([values], np.float32)
     sampler = Sampler(scores.shape[1])
-    (token_id,) = sampler.sample([state(sampler, output, **fields)], scores).token_ids
+    (token_id,) = draw(sampler, [state(sampler, output, **fields)], scores).token_ids
     assert token_id is not None
     return token_id
 
@@ -51,7 +55,7 @@ def draws(values: list[float] | F32, num_draws: int, **fields: Any) -> list[int]
     output: list[int] = []
     one = state(sampler, output, **fields)
     for _ in range(num_draws):
-        (token_id,) = sampler.sample([one], scores).token_ids
+        (token_id,) = draw(sampler, [one], scores).token_ids
         assert token_id is not None
         output.append(token_id)
     return output
@@ -125,7 +129,7 @@ def test_the_logits_stay_as_they_are() -> None:
     before = scores.copy()
     sampler = Sampler(3)
     fields: dict[str, Any] = {"logit_bias": ((0, 5.0),), "presence_penalty": 1.0, "min_tokens": 9}
-    sampler.sample([state(sampler, [1], **fields), state(sampler, [2], top_p=0.5)], scores)
+    draw(sampler, [state(sampler, [1], **fields), state(sampler, [2], top_p=0.5)], scores)
     assert np.array_equal(scores, before)
 
 
@@ -216,7 +220,7 @@ def test_without_a_seed_the_engine_seed_and_the_order_of_arrival_decide() -> Non
         sampler = Sampler(997, engine_seed)
         found = []
         for _ in range(8):
-            (token_id,) = sampler.sample([state(sampler, seed=None)], FLAT[None]).token_ids
+            (token_id,) = draw(sampler, [state(sampler, seed=None)], FLAT[None]).token_ids
             assert token_id is not None
             found.append(token_id)
         return found
@@ -232,7 +236,7 @@ def test_a_state_made_anew_in_the_middle_continues_with_the_same_tokens() -> Non
     sampler, output = Sampler(997), whole[:5]
     later = state(sampler, output, **fields)
     while len(output) < 12:
-        (token_id,) = sampler.sample([later], FLAT[None]).token_ids
+        (token_id,) = draw(sampler, [later], FLAT[None]).token_ids
         assert token_id is not None
         output.append(token_id)
     assert output == whole
@@ -261,7 +265,7 @@ def test_a_row_gives_the_same_sample_alone_and_in_any_batch() -> None:
             state(sampler, [r, r + 1], seq_id=r, seed=r, prompt=[r + 2], **kinds[r % len(kinds)])
             for r in order
         ]
-        draws = sampler.sample(states, scores[order])
+        draws = draw(sampler, states, scores[order])
         logprobs = [draws.logprobs.get(SeqId(r)) for r in order]
         return dict(zip(order, zip(draws.token_ids, logprobs, strict=True), strict=True))
 
@@ -279,7 +283,7 @@ def test_a_broken_row_is_an_error_of_its_sequence_alone() -> None:
     kinds: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0, "top_k": 1}]
     for fields in kinds:
         states = [state(sampler, seq_id=i, **fields) for i in range(5)]
-        draws = sampler.sample(states, scores)
+        draws = draw(sampler, states, scores)
         assert draws.token_ids == [2, None, 0, None, None]
         assert sorted(draws.failed) == [1, 3, 4]
         for i in (1, 3):
@@ -290,7 +294,7 @@ def test_a_broken_row_is_an_error_of_its_sequence_alone() -> None:
 def test_a_row_without_any_token_left_is_an_error() -> None:
     sampler = Sampler(2)
     one = state(sampler, min_tokens=1, stop_token_ids=(1,))
-    draws = sampler.sample([one], np.zeros((1, 2), np.float32))
+    draws = draw(sampler, [one], np.zeros((1, 2), np.float32))
     assert draws.token_ids == [None]
     assert "min_tokens" in draws.failed[SeqId(1)]
 
@@ -300,7 +304,7 @@ def test_a_row_without_any_token_left_is_an_error() -> None:
 
 def sample_logprobs(values: list[float], **fields: Any) -> TokenLogprobs | None:
     sampler = Sampler(len(values))
-    draws = sampler.sample([state(sampler, **fields)], np.array([values], np.float32))
+    draws = draw(sampler, [state(sampler, **fields)], np.array([values], np.float32))
     return draws.logprobs.get(SeqId(1))
 
 

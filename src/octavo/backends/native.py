@@ -61,6 +61,9 @@ class NativeRunner:
     def logits(self, rows: I32) -> F32:
         return self._program.logits(rows)
 
+    def argmax(self, logits: F32) -> I32:
+        return self._program.argmax()
+
     def copy_blocks(self, src: I32, dst: I32) -> None:
         self._cache.copy_blocks(src, dst)
 
@@ -69,6 +72,9 @@ class NativeRunner:
 
     def write_block(self, block_id: int, data: NDArray[np.uint8]) -> None:
         self._cache.write_block(block_id, data)
+
+    def take_memory(self) -> bool:
+        return self._cache.take_memory()
 
     def fill_block(self, block_id: int, value: float) -> None:
         self._cache.fill_block(block_id, value)

@@ -236,6 +236,10 @@ class NumpyRunner:
         logits: F32 = self._model.logits(self._ops, self._hidden[rows])
         return logits
 
+    def argmax(self, logits: F32) -> I32:
+        best: I32 = logits.argmax(axis=1).astype(np.int32)
+        return best
+
     def copy_blocks(self, src: I32, dst: I32) -> None:
         self._cache.copy_blocks(src, dst)
 
@@ -244,6 +248,9 @@ class NumpyRunner:
 
     def write_block(self, block_id: int, data: NDArray[np.uint8]) -> None:
         self._cache.write_block(block_id, data)
+
+    def take_memory(self) -> bool:
+        return False
 
     def fill_block(self, block_id: int, value: float) -> None:
         self._cache.fill_block(block_id, value)

@@ -234,6 +234,10 @@ class Runner(Protocol):
         """Logits [R, V] of the given rows of the last forward(); a view, valid until the next call."""
         ...
 
+    def argmax(self, logits: F32) -> I32:
+        """Of each row of what logits() returned last the index of the largest value, as numpy.argmax [R]."""
+        ...
+
     def copy_blocks(self, src: I32, dst: I32) -> None:
         """Copy whole blocks, in every storage array."""
         ...
@@ -244,6 +248,11 @@ class Runner(Protocol):
 
     def write_block(self, block_id: int, data: NDArray[np.uint8]) -> None:
         """The opposite of read_block."""
+        ...
+
+    def take_memory(self) -> bool:
+        """Take some of the cache's memory from the system ahead of its use, in milliseconds; False when there is
+        nothing left to take."""
         ...
 
     def fill_block(self, block_id: int, value: float) -> None:

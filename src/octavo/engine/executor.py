@@ -123,6 +123,10 @@ class Executor:
             swap_failure=swap_failure,
         )
 
+    def take_memory(self) -> bool:
+        """See Runner.take_memory."""
+        return self._runner.take_memory()
+
     def fill_block(self, block_id: int, value: float) -> None:
         """Overwrite a free block: debug mode makes stale reads visible so."""
         self._runner.fill_block(block_id, value)
@@ -158,7 +162,9 @@ class Executor:
         sequences = list(map(self._sequences.__getitem__, chain.from_iterable(drawing)))
         draws = Draws()
         for part, logits in self._logits(np.repeat(last_rows, list(map(len, drawing)))):
-            found = self._sampler.sample([d.state for d in sequences[part]], logits)
+            found = self._sampler.sample(
+                [d.state for d in sequences[part]], logits, self._runner.argmax(logits)
+            )
             draws.token_ids += found.token_ids
             draws.logprobs |= found.logprobs
             draws.failed |= found.failed

@@ -52,12 +52,15 @@ class EngineLoop:
         self._engine = engine
         self._socket = sock
         self._is_running = True
+        self._has_memory = False  # whether the cache's memory is taken
 
     def run(self) -> None:
         while self._is_running and self._socket.is_open:
-            self._handle(self._socket.receive(wait=not self._engine.has_work))
+            self._handle(self._socket.receive(wait=self._has_memory and not self._engine.has_work))
             if self._engine.has_work:
                 self._socket.send(self._engine.step())
+            elif not self._has_memory:
+                self._has_memory = not self._engine.executor.take_memory()
 
     def _handle(self, messages: ToEngine) -> None:
         for message in messages:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
+I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 
 _GROUP_SIZE = 64  # tokens a group of the selection bound; 768 groups for V = 49 152

@@ -23,7 +23,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import TokenLogprobs
 from octavo.sampling import logits as ops
 from octavo.sampling import random
-from octavo.sampling.logits import F32, F64, I64
+from octavo.sampling.logits import F32, F64, I32, I64
 
 # Outside of this range the distribution is one-hot or flat in float32 anyway
 _MIN_TEMPERATURE = 1e-5
@@ -149,10 +149,10 @@ class Sampler:
         key = random.stream_key(seed, index)
         return SampleState(seq_id, params, prompt_token_ids, output_token_ids, eos_token_ids, key)
 
-    def sample(self, states: Sequence[SampleState], logits: F32) -> Draws:
-        """One token for each row of logits [R, V], which is not changed; row r belongs to states[r]."""
+    def sample(self, states: Sequence[SampleState], logits: F32, best: I32 | I64) -> Draws:
+        """One token for each row of logits [R, V], which is not changed; row r belongs to states[r]. `best` [R] is
+        numpy.argmax of each row: the first NaN, if there is one."""
         assert logits.shape == (len(states), self._vocab_size), (logits.shape, len(states), self._vocab_size)
-        best = logits.argmax(axis=1)  # [R] of each row the first NaN, if there is one
         if np.isfinite(logits[np.arange(len(states)), best]).all() and all(s.is_plain for s in states):
             return Draws(best.tolist())
         draws = Draws()
