@@ -81,7 +81,7 @@ def test_what_is_packed_in_no_time_and_the_numpy_backend_are_not_kept(
     text_model: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint, config = HFCheckpoint(text_model), EngineConfig()
-    assert build._open_cache(config, checkpoint, NativeBackend(1)) is not None
-    assert build._open_cache(config, checkpoint, NumpyBackend()) is None
+    assert build._open_cache(config, "int8", checkpoint, NativeBackend(1)) is not None
+    assert build._open_cache(config, "int8", checkpoint, NumpyBackend()) is None
     monkeypatch.setattr(build, "MIN_MODEL_BYTES", 1 << 40)
-    assert build._open_cache(config, checkpoint, NativeBackend(1)) is None
+    assert build._open_cache(config, "int8", checkpoint, NativeBackend(1)) is None
