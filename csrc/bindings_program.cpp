@@ -251,7 +251,7 @@ void bind_program(nb::module_& m) {
            nb::keep_alive<1, 3>())
       .def("gated_rms_norm", &Program::gated_rms_norm, nb::arg("x"), nb::arg("gate"), nb::arg("weight"), nb::arg("eps"),
            nb::arg("group_size"), nb::arg("out"), nb::keep_alive<1, 4>())
-      .def("barrier", &Program::barrier, nb::arg("is_by_units"), nb::arg("is_by_rows"))
+      .def("barrier", &Program::barrier)
       .def("begin_logits", &Program::begin_logits, nb::arg("hidden"), nb::arg("gathered"))
       .def("end", &Program::end, nb::arg("logits"))
       .def("forward", &forward, nb::arg("tokens"), nb::arg("positions"), nb::arg("query_starts"), nb::arg("seq_lens"),

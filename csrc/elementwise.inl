@@ -7,7 +7,7 @@ constexpr int kChunk = 1024;  // columns of one unit of work
 template <class Body>
 OCTAVO_INLINE void each_vector(int rows, int width, Worker w, const Body& body) {
   const int chunks = (width + kChunk - 1) / kChunk;
-  const Range units = range_of(rows, chunks, w);
+  const Range units = range_of(int64_t{rows} * chunks, w);
   for (int64_t u = units.begin; u < units.end; ++u) {
     const int64_t row = u / chunks;
     const int begin = static_cast<int>(u % chunks) * kChunk;

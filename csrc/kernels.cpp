@@ -9,6 +9,8 @@ namespace OCTAVO_ISA {
 
 #include "matmul_tiles.inl"
 
+#include "kv_ahead.inl"
+
 #include "matmul_f32.inl"
 #include "matmul_int8.inl"
 

@@ -15,12 +15,12 @@
 
 namespace octavo {
 
+struct KVAhead;
+
 struct Worker {
   int id;     // 0 <= id < count
   int count;  // workers in the pool
-  // Kernels that work row by row give a worker the same whole rows, so that it finds in its own cache, and without a
-  // barrier, what it wrote before. Otherwise they cut the work as evenly as they can.
-  bool by_rows = false;
+  KVAhead* ahead = nullptr;  // what to ask for while a product is computed
 };
 
 constexpr int kQuantGroup = 64;  // activations are quantised in groups of this many values along K
@@ -132,6 +132,19 @@ static constexpr int64_t kv_head_bytes(KVType type, int head_size, int block_siz
   const int64_t element = type == KVType::i8 ? 1 : type == KVType::f16 ? 2 : 4;
   return 2 * element * head_size * block_size + kv_scale_bytes(type, block_size);
 }
+
+// What one worker asks for of the keys and values that the next attention will read (kv_ahead.inl), while products of
+// many rows keep the processor busy and leave the memory idle.
+struct KVAhead {
+  KVStore kv{};
+  const Batch* batch = nullptr;
+  int window = 0;
+  int seq = 0, end_seq = 0;                             // sequences yet to come
+  const int32_t *block = nullptr, *end_block = nullptr;  // of the present one's table
+  int64_t offset = 0;                                   // bytes asked for of the present block
+  int64_t budget = 0;                                   // bytes left to ask for
+};
+constexpr int64_t kAheadBytes = int64_t{8} << 20;  // of all workers together: they must stay in the cache till then
 
 struct Attention {
   float scale;

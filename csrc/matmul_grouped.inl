@@ -56,7 +56,7 @@ OCTAVO_INLINE void sum_group(const uint8_t* codes, const int8_t* q, int64_t stri
 // The sums of N rows times the slice of a panel that begins at `column`.
 template <int Bits, bool HasLow, int N>
 OCTAVO_INLINE void slice_grouped(const uint8_t* block, int column, const QuantRows& a, int row, int groups, Ahead ahead,
-                                 fvec (&out)[N][2]) {
+                                 KVAhead* kv, fvec (&out)[N][2]) {
   constexpr int kGroup = code_group(Bits);
   const int64_t stride = int64_t{groups} * kGroup;
   const int8_t* q = a.q + row * stride;
@@ -65,6 +65,7 @@ OCTAVO_INLINE void slice_grouped(const uint8_t* block, int column, const QuantRo
 #pragma GCC unroll 8
   for (int r = 0; r < N; ++r) out[r][0] = out[r][1] = fvec{};
   for (int g = 0; g < groups; ++g, block += grouped_block_bytes(Bits, HasLow), q += kGroup) {
+    if (g % 2 == 0) ask_ahead(kv);
     ivec acc[N][2];
 #pragma GCC unroll 8
     for (int r = 0; r < N; ++r) {
@@ -108,7 +109,8 @@ inline void matmul_grouped_bits(const MatrixGrouped& m, const QuantRows& a, int 
     const Ahead ahead = ahead_of(data, panel_bytes, 4 * kPanel, part, parts);
     f32x16 sum[n.count][2];
     for_each_slice(sum, [&](int column, auto& out) {
-      slice_grouped<Bits, HasLow, n.count>(data, column, a, row, groups, ahead, out);
+      slice_grouped<Bits, HasLow, n.count>(data, column, a, row, groups, ahead,
+                                           parts >= kAheadTiles ? w.ahead : nullptr, out);
     });
     finish_tile<n.count>(sum, m.n, row, panel, e);
   });

@@ -66,7 +66,7 @@ inline void quantize_row(const float* x, int width, int64_t row, const QuantRows
 template <int Group>
 inline void quantize_rows_by(const View& x, int rows, const QuantRows& out, Worker w) {
   const int groups = (x.width + Group - 1) / Group;
-  const Range units = range_of(rows, groups, w);
+  const Range units = range_of(int64_t{rows} * groups, w);
   for (int64_t unit = units.begin; unit < units.end; ++unit) {
     const int start = static_cast<int>(unit % groups) * Group;
     const int count = x.width - start < Group ? x.width - start : Group;
@@ -81,7 +81,7 @@ inline void quantize_rows(const View& x, int rows, const QuantRows& out, Worker 
 
 // The sums of N rows times one slice of a panel, scaled by the activations but not yet by the weights.
 template <int N>
-OCTAVO_INLINE void slice_i8(const uint8_t* slice, const QuantRows& a, int row, int groups, Ahead ahead,
+OCTAVO_INLINE void slice_i8(const uint8_t* slice, const QuantRows& a, int row, int groups, Ahead ahead, KVAhead* kv,
                             fvec (&out)[N][2]) {
   const int64_t stride = int64_t{groups} * kQuantGroup;
   const int8_t* q = a.q + row * stride;
@@ -91,6 +91,7 @@ OCTAVO_INLINE void slice_i8(const uint8_t* slice, const QuantRows& a, int row, i
 #pragma GCC unroll 8
   for (int r = 0; r < N; ++r) sum[r][0] = sum[r][1] = fvec{};
   for (int g = 0; g < groups; ++g) {
+    ask_ahead(kv);
     ivec acc[N][2];
 #pragma GCC unroll 8
     for (int r = 0; r < N; ++r) acc[r][0] = acc[r][1] = broadcast_part(-128 * q_sum[int64_t{r} * groups + g]);
@@ -131,7 +132,7 @@ inline void matmul_i8(const MatrixI8& m, const QuantRows& a, int rows, const Epi
     const Ahead ahead = ahead_of(data, panel_bytes, 4 * kPanel, part, parts);
     f32x16 sum[n.count][2];
     for_each_slice(sum, [&](int column, auto& out) {
-      slice_i8<n.count>(data + 4 * column, a, row, groups, ahead, out);
+      slice_i8<n.count>(data + 4 * column, a, row, groups, ahead, parts >= kAheadTiles ? w.ahead : nullptr, out);
     });
 #pragma GCC unroll 8
     for (int r = 0; r < n.count; ++r) {

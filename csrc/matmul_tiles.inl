@@ -20,10 +20,6 @@ OCTAVO_INLINE int split_point(int count, int part, int parts) {
 // Cuts panels x rows into a grid of at most w.count cells such that the largest cell is smallest; among
 // equals it splits panels rather than rows, so that each weight is read by one worker.
 inline Cell cell_of(int panels, int rows, Worker w) {
-  if (w.by_rows) {
-    const Range mine = range_of(rows, w);
-    return {0, panels, static_cast<int>(mine.begin), static_cast<int>(mine.end)};
-  }
   const int row_tiles = (rows + kTileRows - 1) / kTileRows;
   int best_rows = 1, best_panels = 1;
   int64_t best_cost = INT64_MAX;

@@ -41,7 +41,7 @@ static void rms_norm_quantize(const View& x, const float* weight, float eps, int
 
 static void head_norm(const View& x, const float* weight, float eps, int head_size, int rows, Worker w) {
   const int heads = x.width / head_size;
-  const Range mine = range_of(rows, heads, w);
+  const Range mine = range_of(int64_t{rows} * heads, w);
   for (int64_t unit = mine.begin; unit < mine.end; ++unit) {
     float* head = x.data + unit / heads * x.ld + unit % heads * head_size;
     norm_row(head, weight, eps, head_size, head);
@@ -51,7 +51,7 @@ static void head_norm(const View& x, const float* weight, float eps, int head_si
 // The angle is computed in double: at position 131072 a float angle would be off by up to 0.008 rad.
 static void rope_table(const float* frequencies, int half, float scale, const int32_t* positions, int rows,
                        const View& out, Worker w) {
-  const Range mine = range_of(rows, half, w);
+  const Range mine = range_of(int64_t{rows} * half, w);
   for (int64_t unit = mine.begin; unit < mine.end; ++unit) {
     const int64_t row = unit / half, i = unit % half;
     const double angle = static_cast<double>(positions[row]) * static_cast<double>(frequencies[i]);
@@ -81,7 +81,7 @@ OCTAVO_INLINE void rotate(float* x, const float* cos_sin, int half, int count) {
 // The first table.width columns of each head are rotated.
 static void rope(const View& x, const View& table, int head_size, int rows, Worker w) {
   const int heads = x.width / head_size, half = table.width / 2;
-  const Range mine = range_of(rows, heads, w);
+  const Range mine = range_of(int64_t{rows} * heads, w);
   for (int64_t unit = mine.begin; unit < mine.end; ++unit) {
     const int64_t row = unit / heads;
     float* head = x.data + row * x.ld + unit % heads * head_size;

@@ -248,12 +248,14 @@ void Program::paged_attention(Slot q, CacheLayer layer, float scale, int window,
   int& reach = group_windows_[static_cast<size_t>(layer.group)];
   reach = std::max(reach, window == 0 ? kUnlimited : window);
   const Attention a{scale, window, softcap, q.width / kv.head_size};
-  append("paged_attention", [this, kv, a, from = view(q, "q"), to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
+  attentions_.push_back({kv, layer.group, window});
+  append("paged_attention", [this, kv, following = attentions_.size(), a, from = view(q, "q"), to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
     const Batch& batch = s.batches[g];
     if (kernels_->paged_attention(from, kv, batch, a, to, scratch_.as<void>(), w)) {
       pool_->barrier();
       kernels_->merge_attention(from, kv, batch, a, to, scratch_.as<void>(), w);
     }
+    look_ahead(following, s, w);
   });
 }
 
@@ -318,12 +320,7 @@ void Program::gated_rms_norm(Slot x, Slot gate, const VectorParameter& weight, f
   });
 }
 
-void Program::barrier(bool is_by_units, bool is_by_rows) {
-  append("barrier", {});
-  Instruction& added = (is_recording_logits_ ? logits_part_ : forward_).back();
-  added.is_by_units = is_by_units;
-  added.is_by_rows = is_by_rows;
-}
+void Program::barrier() { append("barrier", {}); }
 
 void Program::begin_logits(Slot hidden, Slot gathered) {
   require(!is_recording_logits_, "begin_logits() was called twice");

@@ -139,9 +139,8 @@ class Program {
   void conv1d(Slot x, const VectorParameter& weight, const VectorParameter* bias, StateLayer layer, Slot out);
   void ssm_scan(const ScanSlots& in, const ScanParameter& scan, StateLayer layer, Slot out);
   void gated_rms_norm(Slot x, Slot gate, const VectorParameter& weight, float eps, int group_size, Slot out);
-  // What follows must not start before all workers have ended what precedes: in steps whose row-wise kernels cut their
-  // work evenly, in steps where they go by rows (Worker::by_rows), or in both.
-  void barrier(bool is_by_units, bool is_by_rows);
+  // What follows must not start before all workers have ended what precedes.
+  void barrier();
   // Ends the forward part. The logits part starts by gathering the chosen rows of `hidden`.
   void begin_logits(Slot hidden, Slot gathered);
   void end(Slot logits);
@@ -170,7 +169,6 @@ class Program {
   struct Instruction {
     std::string name;
     Run run;  // empty: a barrier
-    bool is_by_units = true, is_by_rows = true;  // in which steps a barrier stands (Worker::by_rows)
   };
 
   static constexpr int kUnlimited = INT32_MAX;
@@ -187,7 +185,9 @@ class Program {
   void check_sequence(const StepArrays& step, int seq) const;
   void check_blocks(const StepArrays& step, int seq, size_t group, int begin, int end) const;
   void check_block(const int32_t* blocks, int64_t index, int seq) const;
-  void execute(const std::vector<Instruction>& part, const Step& step, bool by_rows);
+  void execute(const std::vector<Instruction>& part, const Step& step);
+  // From here on workers ask for what the attention of that number will read.
+  void look_ahead(size_t attention, const Step& step, Worker w) const;
   void run_one(const Instruction& instruction, const Step& step, Worker w);
 
   std::shared_ptr<ThreadPool> pool_;
@@ -205,6 +205,11 @@ class Program {
   int num_logit_rows_ = 0;  // of the last logits()
   std::vector<float> best_values_;  // [workers][rows]
   std::vector<int32_t> best_;
+  struct AttentionLayer {
+    KVStore kv;
+    int group, window;
+  };
+  std::vector<AttentionLayer> attentions_;  // in the order they run
   bool is_timed_ = false;
   std::vector<std::map<const Instruction*, double>> seconds_;  // of each worker
   std::mutex running_;

@@ -11,9 +11,6 @@ namespace {
 
 std::string text(int64_t value) { return std::to_string(value); }
 
-// From so many rows a worker on, each reads all weights for its own rows; below, its part of the weights for all rows.
-constexpr int kRowsPerWorker = 32;
-
 [[noreturn]] void fail(const std::string& message) { throw std::invalid_argument(message); }
 
 [[noreturn]] void fail(int seq, const std::string& message) { fail("sequence " + text(seq) + ": " + message); }
@@ -88,17 +85,26 @@ void Program::check_step(const StepArrays& step) const {
   }
 }
 
+void Program::look_ahead(size_t attention, const Step& step, Worker w) const {
+  const AttentionLayer& next = attentions_[attention % attentions_.size()];
+  const Batch& batch = step.batches[next.group];
+  const int begin = batch.num_seqs * w.id / w.count, end = batch.num_seqs * (w.id + 1) / w.count;
+  *w.ahead = {next.kv, &batch, next.window, begin, end, nullptr, nullptr, 0, kAheadBytes / w.count};
+}
+
 void Program::run_one(const Instruction& instruction, const Step& step, Worker w) {
   if (instruction.run) {
     instruction.run(step, w);
-  } else if (w.by_rows ? instruction.is_by_rows : instruction.is_by_units) {
+  } else {
     pool_->barrier();
   }
 }
 
-void Program::execute(const std::vector<Instruction>& part, const Step& step, bool by_rows) {
+void Program::execute(const std::vector<Instruction>& part, const Step& step) {
   pool_->run([&](Worker w) {
-    w.by_rows = by_rows;
+    KVAhead ahead;
+    w.ahead = &ahead;
+    if (step.batches && !attentions_.empty()) look_ahead(0, step, w);
     if (!is_timed_) {
       for (const Instruction& instruction : part) run_one(instruction, step, w);
       return;
@@ -138,8 +144,7 @@ void Program::forward(const StepArrays& step) {
   }
   num_tokens_ = step.num_tokens;
   if (step.num_tokens == 0) return;
-  const bool by_rows = step.num_tokens >= kRowsPerWorker * pool_->num_threads();
-  execute(forward_, {step.num_tokens, step.tokens, step.positions, batches.data()}, by_rows);
+  execute(forward_, {step.num_tokens, step.tokens, step.positions, batches.data()});
 }
 
 const float* Program::logits(const int32_t* rows, int num_rows) {
@@ -154,7 +159,7 @@ const float* Program::logits(const int32_t* rows, int num_rows) {
     }
   }
   num_logit_rows_ = num_rows;
-  if (num_rows > 0) execute(logits_part_, {num_rows, rows, nullptr, nullptr}, false);
+  if (num_rows > 0) execute(logits_part_, {num_rows, rows, nullptr, nullptr});
   return arena_.as<float>() + logits_.offset;
 }
 

@@ -443,13 +443,6 @@ template <class W>
 OCTAVO_INLINE Range range_of(int64_t count, const W& w) {
   return {count * w.id / w.count, count * (w.id + 1) / w.count};
 }
-// The same of `rows` rows of `units` units each.
-template <class W>
-OCTAVO_INLINE Range range_of(int64_t rows, int64_t units, const W& w) {
-  if (!w.by_rows) return range_of(rows * units, w);
-  const Range mine = range_of(rows, w);
-  return {mine.begin * units, mine.end * units};
-}
 
 }  // namespace OCTAVO_ISA
 }  // namespace octavo

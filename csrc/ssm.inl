@@ -205,7 +205,7 @@ static void ssm_scan(const ScanInputs& in, const ScanHeads& p, const StateStore&
 static void gated_rms_norm(const View& x, const View& gate, const float* weight, float eps, int group_size, int rows,
                            const View& y, Worker w) {
   const int groups = x.width / group_size;
-  const Range mine = range_of(rows, groups, w);
+  const Range mine = range_of(int64_t{rows} * groups, w);
   for (int64_t unit = mine.begin; unit < mine.end; ++unit) {
     const int64_t row = unit / groups, column = unit % groups * group_size;
     float* to = y.data + row * y.ld + column;

@@ -155,7 +155,7 @@ OCTAVO_INLINE void write_head(const View& k, const View& v, const KVStore& kv, c
 
 static void write_kv(const View& k, const View& v, const KVStore& kv, const Batch& b, Worker w) {
   const int heads = kv.num_kv_heads;
-  const Range units = range_of(b.num_tokens, heads, w);  // unit = row * heads + head
+  const Range units = range_of(int64_t{b.num_tokens} * heads, w);  // unit = row * heads + head
   if (units.begin >= units.end) return;
   int seq = 0;
   while (b.query_starts[seq + 1] <= units.begin / heads) ++seq;

@@ -21,8 +21,8 @@ from octavo.backends.native_plan import (
 )
 
 
-def instruction(reads: list[Columns], writes: list[Columns], is_row_wise: bool = True) -> Instruction:
-    return Instruction(lambda program: None, tuple(reads), tuple(writes), is_row_wise)
+def instruction(reads: list[Columns], writes: list[Columns]) -> Instruction:
+    return Instruction(lambda program: None, tuple(reads), tuple(writes))
 
 
 def whole(buffer: Buffer) -> Columns:
@@ -76,14 +76,12 @@ def test_a_barrier_stands_only_where_one_operation_needs_another():
         instruction([q], [q]),  # rope of q
         instruction([k], [k]),  # rope of k: other columns
         instruction([k], [cache]),  # write_kv
-        instruction([q, cache], [whole(other)], is_row_wise=False),  # attention
+        instruction([q, cache], [whole(other)]),  # attention
         instruction([whole(other)], [whole(qkv)]),
     ]
     place(mark_uses(steps, []))
-    plan = BarrierPlan(by_rows=False)
+    plan = BarrierPlan()
     assert [plan.needs_barrier(s) for s in steps] == [False, True, False, True, True, True]
-    plan = BarrierPlan(by_rows=True)  # only around the one that looks at other rows
-    assert [plan.needs_barrier(s) for s in steps] == [False, False, False, False, True, True]
 
 
 def test_reuse_of_memory_needs_a_barrier():
@@ -91,37 +89,14 @@ def test_reuse_of_memory_needs_a_barrier():
     steps = [instruction([], [whole(a)]), instruction([whole(a)], [whole(b)]), instruction([], [whole(c)])]
     place(mark_uses(steps, []))
     assert c.offset == a.offset  # a died with the second instruction, which may still be running elsewhere
-    plan = BarrierPlan(by_rows=False)
+    plan = BarrierPlan()
     assert [plan.needs_barrier(s) for s in steps] == [False, True, True]
 
 
 def test_arrays_of_different_layout_never_share_memory():
-    """Worker 1's row of the one would be worker 0's row of the other."""
     a, b, c = array_buffer(4, 16), array_buffer(2, 32), Buffer(64, quantised=(32, 32))
     steps = [instruction([], [whole(a)]), instruction([], [whole(b)]), instruction([], [whole(c)])]
     assert place(mark_uses(steps, [])) == 3 * 64
-
-
-def test_every_worker_keeps_its_rows_through_a_large_step(rows_runner):
-    """Enough rows that steps go by rows: the same bits as one row at a time, on any number of threads."""
-    rng = np.random.default_rng(1)
-    x = rng.standard_normal((203, 64)).astype(np.float32)
-    weight, norm = rng.standard_normal((64, 64)).astype(np.float32), np.ones(64, np.float32)
-
-    def run(threads: int, rows: np.ndarray) -> np.ndarray:
-        backend = NativeBackend(threads)
-        matrix, scale = backend.matrix(weight, "int8"), backend.vector(norm)
-
-        def layers(ops, h):
-            for _ in range(3):
-                h = ops.linear(ops.rms_norm(h, scale, 1e-5), matrix, None, h)
-            return h
-
-        return rows_runner(backend, rows, layers)
-
-    alone = np.concatenate([run(1, row[None]) for row in x])
-    for threads in (1, 2, 3):
-        assert np.array_equal(run(threads, x), alone)
 
 
 def test_a_backend_of_the_same_thread_count_shares_the_pool():

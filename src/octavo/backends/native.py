@@ -175,11 +175,10 @@ class NativeBackend:
             ),
         )
         for part in (recorder.instructions[:num_forward], recorder.instructions[num_forward:]):
-            plans = BarrierPlan(by_rows=False), BarrierPlan(by_rows=True)
+            barriers = BarrierPlan()
             for instruction in part:
-                by_units, by_rows = (plan.needs_barrier(instruction) for plan in plans)
-                if by_units or by_rows:
-                    program.barrier(by_units, by_rows)
+                if barriers.needs_barrier(instruction):
+                    program.barrier()
                 instruction.emit(program)
         program.end(logits.slot)
         return NativeRunner(program, kv_cache)

@@ -2,8 +2,7 @@
 
 An instruction names what it reads and writes; nothing here knows what it computes. Two arrays of the same layout
 may share memory if the last use of one comes before the first use of the other. A barrier stands before an
-instruction that reads what was written since the last barrier, or writes what was read or written since. In large
-steps each worker has the same rows in all row-wise instructions, which then need no barrier between them.
+instruction that reads what was written since the last barrier, or writes what was read or written since.
 """
 
 from __future__ import annotations
@@ -36,7 +35,8 @@ class Buffer:
 
     @property
     def layout(self) -> tuple[int, ...]:
-        """Where each row lies. Row r of equal layouts at the same offset is the same memory."""
+        """Where each row lies. Memory goes from one array only to another of the same layout: row r then stays
+        where it was, as a rule in the cache of the worker that needs it."""
         return (self.num_floats, self.stride, *self.quantised)
 
 
@@ -70,7 +70,6 @@ class Instruction:
     emit: Callable[[_native.Program], None]
     reads: tuple[Columns, ...]
     writes: tuple[Columns, ...]
-    is_row_wise: bool = True  # row r of what it writes depends on row r of what it reads
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -117,25 +116,20 @@ def place(buffers: Sequence[Buffer]) -> int:
 class BarrierPlan:
     """Decides, instruction after instruction, whether a barrier must come first."""
 
-    def __init__(self, by_rows: bool) -> None:
-        """`by_rows`: for steps in which row-wise instructions go by rows."""
-        self._by_rows = by_rows
-        self._issued: list[Instruction] = []  # since the last barrier
+    def __init__(self) -> None:
+        self._read: list[Columns] = []
+        self._written: list[Columns] = []
 
     def needs_barrier(self, instruction: Instruction) -> bool:
         """Whether to put a barrier before `instruction`, which is then taken as issued."""
-        needed = any(self._conflict(earlier, instruction) for earlier in self._issued)
-        if needed:
-            self._issued = []
-        self._issued.append(instruction)
-        return needed
-
-    def _conflict(self, earlier: Instruction, later: Instruction) -> bool:
-        if self._by_rows and earlier.is_row_wise and later.is_row_wise:
-            return False
-        return _any_overlap(later.reads, earlier.writes) or _any_overlap(
-            later.writes, earlier.reads + earlier.writes
+        needed = _any_overlap(instruction.reads, self._written) or _any_overlap(
+            instruction.writes, self._read + self._written
         )
+        if needed:
+            self._read, self._written = [], []
+        self._read.extend(instruction.reads)
+        self._written.extend(instruction.writes)
+        return needed
 
 
 def _any_overlap(left: Sequence[Columns], right: Sequence[Columns]) -> bool:

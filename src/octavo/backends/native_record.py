@@ -159,7 +159,6 @@ class Recorder:
             (out,),
             (self._storages[layer.storage],),
             (self._scratch,),
-            is_row_wise=False,
         )
         return out
 
@@ -172,7 +171,6 @@ class Recorder:
             (out,),
             state,
             state,
-            is_row_wise=False,
         )
         return out
 
@@ -191,7 +189,7 @@ class Recorder:
             inputs = _native.ScanSlots(x.slot, dt.slot, b.slot, c.slot)
             p.ssm_scan(inputs, parameters, state_layer, out.slot)
 
-        self._append(emit, (x, dt, b, c), (out,), state, state, is_row_wise=False)
+        self._append(emit, (x, dt, b, c), (out,), state, state)
         return out
 
     def gated_rms_norm(
@@ -209,9 +207,7 @@ class Recorder:
         """End the forward part: what follows computes on chosen rows of `hidden`."""
         self._rows = max_logit_rows
         gathered = self._new(hidden.width)
-        self._append(
-            lambda p: p.begin_logits(hidden.slot, gathered.slot), (hidden,), (gathered,), is_row_wise=False
-        )
+        self._append(lambda p: p.begin_logits(hidden.slot, gathered.slot), (hidden,), (gathered,))
         return gathered
 
     def result(self, x: Value) -> Value:
@@ -296,7 +292,6 @@ class Recorder:
         writes: tuple[Value, ...],
         other_reads: tuple[Columns, ...] = (),
         other_writes: tuple[Columns, ...] = (),
-        is_row_wise: bool = True,
     ) -> None:
         self._check_usable(reads)
         self.instructions.append(
@@ -304,7 +299,6 @@ class Recorder:
                 emit,
                 tuple(x.columns for x in reads) + other_reads,
                 tuple(x.columns for x in writes) + other_writes,
-                is_row_wise,
             )
         )
 
