@@ -47,7 +47,7 @@ Program::Program(std::shared_ptr<ThreadPool> pool, const Kernels* kernels, std::
 // ---- places and sizes -----------------------------------------------------------------------------------------
 
 void Program::append(std::string name, Run run) {
-  (is_recording_logits_ ? logits_part_ : forward_).push_back({std::move(name), std::move(run)});
+  (is_recording_logits_ ? logits_part_ : forward_).back().push_back({std::move(name), std::move(run)});
 }
 
 View Program::view(Slot slot, const char* name) const {
@@ -250,12 +250,14 @@ void Program::paged_attention(Slot q, CacheLayer layer, float scale, int window,
   const Attention a{scale, window, softcap, q.width / kv.head_size};
   attentions_.push_back({kv, layer.group, window});
   append("paged_attention", [this, kv, following = attentions_.size(), a, from = view(q, "q"), to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
-    const Batch& batch = s.batches[g];
-    if (kernels_->paged_attention(from, kv, batch, a, to, scratch_.as<void>(), w)) {
-      pool_->barrier();
-      kernels_->merge_attention(from, kv, batch, a, to, scratch_.as<void>(), w);
-    }
+    const bool is_divided = kernels_->paged_attention(from, kv, s.batches[g], a, to, scratch_.as<void>(), w);
+    is_divided_.store(is_divided, std::memory_order_relaxed);  // the same for all workers
     look_ahead(following, s, w);
+  });
+  barrier();
+  append("merge_attention", [this, kv, a, from = view(q, "q"), to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
+    if (!is_divided_.load(std::memory_order_relaxed)) return;
+    kernels_->merge_attention(from, kv, s.batches[g], a, to, scratch_.as<void>(), w);
   });
 }
 
@@ -320,7 +322,7 @@ void Program::gated_rms_norm(Slot x, Slot gate, const VectorParameter& weight, f
   });
 }
 
-void Program::barrier() { append("barrier", {}); }
+void Program::barrier() { (is_recording_logits_ ? logits_part_ : forward_).emplace_back(); }
 
 void Program::begin_logits(Slot hidden, Slot gathered) {
   require(!is_recording_logits_, "begin_logits() was called twice");

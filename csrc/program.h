@@ -7,6 +7,7 @@
 // touch memory outside the arena, the parameters or the cache.
 #pragma once
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -168,8 +169,9 @@ class Program {
   using Run = std::function<void(const Step&, Worker)>;
   struct Instruction {
     std::string name;
-    Run run;  // empty: a barrier
+    Run run;
   };
+  using Segment = std::vector<Instruction>;  // between two barriers
 
   static constexpr int kUnlimited = INT32_MAX;
 
@@ -185,17 +187,16 @@ class Program {
   void check_sequence(const StepArrays& step, int seq) const;
   void check_blocks(const StepArrays& step, int seq, size_t group, int begin, int end) const;
   void check_block(const int32_t* blocks, int64_t index, int seq) const;
-  void execute(const std::vector<Instruction>& part, const Step& step);
+  void execute(const std::vector<Segment>& part, const Step& step);
   // From here on workers ask for what the attention of that number will read.
   void look_ahead(size_t attention, const Step& step, Worker w) const;
-  void run_one(const Instruction& instruction, const Step& step, Worker w);
 
   std::shared_ptr<ThreadPool> pool_;
   const Kernels* kernels_;
   std::shared_ptr<KVCache> cache_;
   ProgramLimits limits_;
   AlignedBuffer arena_, scratch_;
-  std::vector<Instruction> forward_, logits_part_;
+  std::vector<Segment> forward_{1}, logits_part_{1};
   bool is_recording_logits_ = false;
   int64_t vocab_;                   // the smallest table's: tokens must be below
   std::vector<int> group_windows_;  // the farthest look back of a group's layers, in tokens; 0: no keys and values
@@ -210,7 +211,10 @@ class Program {
     int group, window;
   };
   std::vector<AttentionLayer> attentions_;  // in the order they run
+  std::vector<KVAhead> aheads_;          // of each worker
+  std::atomic<bool> is_divided_{false};  // whether the last attention divided a sequence among workers
   bool is_timed_ = false;
+  double all_seconds_ = 0;  // of all workers, waiting too
   std::vector<std::map<const Instruction*, double>> seconds_;  // of each worker
   std::mutex running_;
 };

@@ -92,42 +92,43 @@ void Program::look_ahead(size_t attention, const Step& step, Worker w) const {
   *w.ahead = {next.kv, &batch, next.window, begin, end, nullptr, nullptr, 0, kAheadBytes / w.count};
 }
 
-void Program::run_one(const Instruction& instruction, const Step& step, Worker w) {
-  if (instruction.run) {
-    instruction.run(step, w);
-  } else {
-    pool_->barrier();
-  }
-}
-
-void Program::execute(const std::vector<Instruction>& part, const Step& step) {
-  pool_->run([&](Worker w) {
-    KVAhead ahead;
-    w.ahead = &ahead;
-    if (step.batches && !attentions_.empty()) look_ahead(0, step, w);
-    if (!is_timed_) {
-      for (const Instruction& instruction : part) run_one(instruction, step, w);
-      return;
-    }
-    using Clock = std::chrono::steady_clock;
-    std::map<const Instruction*, double>& seconds = seconds_[static_cast<size_t>(w.id)];
-    Clock::time_point begin = Clock::now();
-    for (const Instruction& instruction : part) {
-      run_one(instruction, step, w);
-      const Clock::time_point end = Clock::now();
-      seconds[&instruction] += std::chrono::duration<double>(end - begin).count();
-      begin = end;
+void Program::execute(const std::vector<Segment>& part, const Step& step) {
+  using Clock = std::chrono::steady_clock;
+  const auto seconds_since = [](Clock::time_point begin) {
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  };
+  const bool looks_ahead = step.batches && !attentions_.empty();
+  aheads_.resize(static_cast<size_t>(pool_->num_threads()));
+  const Clock::time_point begin = Clock::now();
+  pool_->run(static_cast<int>(part.size()), [&](int number, Worker w) {
+    if (looks_ahead) w.ahead = &aheads_[static_cast<size_t>(w.id)];
+    if (looks_ahead && number == 0) look_ahead(0, step, w);
+    for (const Instruction& instruction : part[static_cast<size_t>(number)]) {
+      if (!is_timed_) {
+        instruction.run(step, w);
+        continue;
+      }
+      const Clock::time_point start = Clock::now();
+      instruction.run(step, w);
+      seconds_[static_cast<size_t>(w.id)][&instruction] += seconds_since(start);
     }
   });
+  all_seconds_ += seconds_since(begin) * pool_->num_threads();
 }
 
 std::vector<std::pair<std::string, double>> Program::profile() {
   std::lock_guard<std::mutex> lock(running_);
   std::map<std::string, double> sums;
+  double waiting = all_seconds_;
   for (const auto& seconds : seconds_) {
-    for (const auto& [instruction, value] : seconds) sums[instruction->name] += value;
+    for (const auto& [instruction, value] : seconds) {
+      sums[instruction->name] += value;
+      waiting -= value;
+    }
   }
+  if (is_timed_) sums["waiting"] = waiting;
   is_timed_ = true;
+  all_seconds_ = 0;
   seconds_.assign(static_cast<size_t>(pool_->num_threads()), {});
   std::vector<std::pair<std::string, double>> sorted(sums.begin(), sums.end());
   std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
@@ -170,7 +171,7 @@ const int32_t* Program::argmax() {
   best_.resize(best_values_.size());
   if (rows == 0) return best_.data();
   const View x = view(logits_, "logits");
-  pool_->run([&](Worker w) { kernels_->argmax(x, rows, best_values_.data(), best_.data(), w); });
+  pool_->run(1, [&](int, Worker w) { kernels_->argmax(x, rows, best_values_.data(), best_.data(), w); });
   kernels_->join_argmax(rows, workers, best_values_.data(), best_.data());
   return best_.data();
 }

@@ -129,6 +129,28 @@ def test_many_short_jobs_with_pauses_of_every_length_never_hang(attention_bench,
         time.sleep((i % 10) * 1e-4)
 
 
+def test_threads_without_a_core_lose_their_parts_to_others_and_nothing_changes(rows_runner):
+    """Far more threads than cores: most parts are done by whoever waits for them."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((50, 64)).astype(np.float32)
+    weight, norm = rng.standard_normal((64, 64)).astype(np.float32), np.ones(64, np.float32)
+
+    def run(threads: int) -> np.ndarray:
+        backend = NativeBackend(threads)
+        matrix, scale = backend.matrix(weight, "int8"), backend.vector(norm)
+
+        def layers(ops, h):
+            for _ in range(20):
+                h = ops.linear(ops.rms_norm(h, scale, 1e-5), matrix, None, h)
+            return h
+
+        return rows_runner(backend, x, layers)
+
+    alone = run(1)
+    for _ in range(20):
+        assert np.array_equal(run(32), alone)
+
+
 def test_two_python_threads_may_step_two_runners_at_once(attention_bench, attention_case):
     case = attention_case(heads=2, kv_heads=1, head_size=8)
     errors: list[str] = []
