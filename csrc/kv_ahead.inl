@@ -3,12 +3,12 @@
 // A product of many rows waits for its multiplications, attention for the memory: asked for in time, keys and values
 // come while the memory has nothing else to do. Nothing here changes a result.
 
-constexpr int kAheadLines = 16;  // cache lines handed out at a time
+constexpr int kAheadLines = 16;  // cache lines asked for at a time
 constexpr int kAheadTiles = 3;   // products of fewer row tiles wait for the memory themselves
 
-// The next kAheadLines lines to ask for; null once there are no more.
-OCTAVO_INLINE const char* next_lines(KVAhead* a) {
-  if (a->budget <= 0) return nullptr;
+// Asks for the next few lines; does nothing once there are no more.
+OCTAVO_INLINE void ask_ahead(KVAhead* a) {
+  if (!a || a->budget <= 0) return;
   if (a->offset >= a->kv.block_bytes) {
     a->offset = 0;
     ++a->block;
@@ -16,7 +16,7 @@ OCTAVO_INLINE const char* next_lines(KVAhead* a) {
   while (a->block == a->end_block) {
     if (a->seq == a->end_seq) {
       a->budget = 0;
-      return nullptr;
+      return;
     }
     const Batch& b = *a->batch;
     const int row = b.query_starts[a->seq], position = row < b.query_starts[a->seq + 1] ? b.positions[row] : 0;
@@ -27,14 +27,7 @@ OCTAVO_INLINE const char* next_lines(KVAhead* a) {
     ++a->seq;
   }
   const char* lines = static_cast<const char*>(a->kv.data) + *a->block * a->kv.block_bytes + a->offset;
+  for (int i = 0; i < kAheadLines; ++i) prefetch_l2(lines + 64 * i);
   a->offset += 64 * kAheadLines;
   a->budget -= 64 * kAheadLines;
-  return lines;
-}
-
-// Asks for them.
-OCTAVO_INLINE void ask_ahead(KVAhead* a) {
-  const char* lines = a ? next_lines(a) : nullptr;
-  if (!lines) return;
-  for (int i = 0; i < kAheadLines; ++i) prefetch_l2(lines + 64 * i);
 }

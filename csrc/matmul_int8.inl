@@ -91,11 +91,7 @@ OCTAVO_INLINE void slice_i8(const uint8_t* slice, const QuantRows& a, int row, i
 #pragma GCC unroll 8
   for (int r = 0; r < N; ++r) sum[r][0] = sum[r][1] = fvec{};
   for (int g = 0; g < groups; ++g) {
-    if (kv) {  // steps shorter than a line need one stream only
-      const char* lines = next_lines(kv);
-      ahead.second = lines ? lines : ahead.address;
-      ahead.second_step = 64;
-    }
+    ask_ahead(kv);
     ivec acc[N][2];
 #pragma GCC unroll 8
     for (int r = 0; r < N; ++r) acc[r][0] = acc[r][1] = broadcast_part(-128 * q_sum[int64_t{r} * groups + g]);
@@ -126,8 +122,6 @@ OCTAVO_INLINE void slice_i8(const uint8_t* slice, const QuantRows& a, int row, i
     out[r][1] = sum[r][1];
   }
 }
-
-static_assert(kQuantGroup / 4 == kAheadLines, "a group's steps ask for all of its lines");
 
 inline void matmul_i8(const MatrixI8& m, const QuantRows& a, int rows, const Epilogue& e, Worker w) {
   const int groups = (m.k + kQuantGroup - 1) / kQuantGroup;

@@ -97,26 +97,21 @@ OCTAVO_INLINE void for_each_slice(f32x16 (&sum)[N][2], const Body& body) {
 struct Ahead {
   const char* address;
   int64_t step;
-  const char* second;  // a second stream: the line behind, or something else altogether
-  int64_t second_step;
 
   OCTAVO_INLINE void prefetch_step() {
     prefetch_l1(address);
-    prefetch_l1(second);
+    prefetch_l1(address + 64);
     address += step;
-    second += second_step;
   }
   OCTAVO_INLINE void prefetch_half_step() {
     prefetch_l1(address);
     address += step / 2;
-    second += second_step / 2;
   }
 };
 
 OCTAVO_INLINE Ahead ahead_of(const void* panel, int64_t panel_bytes, int64_t step_bytes, int part, int parts) {
   const int64_t distance = parts == 1 ? 8192 : panel_bytes + panel_bytes * part / parts;
-  const char* address = static_cast<const char*>(panel) + distance;
-  return {address, step_bytes / parts, address + 64, step_bytes / parts};
+  return {static_cast<const char*>(panel) + distance, step_bytes / parts};
 }
 
 inline int num_panels(int n, Act act) {
