@@ -31,6 +31,7 @@ from octavo.weights import hub
 
 HERE, PEERS = Path(__file__).parent, ROOT / "build" / "peers"
 PACKAGES = {"OpenVINO GenAI": "openvino-genai", "llama.cpp": "xllamacpp"}
+NAMES = ("Octavo", *PACKAGES)
 NUM_DECODED, NUM_PROMPT_WORDS, TURNS = 200, 512, 3
 START_S = 120.0  # for loading a model
 
@@ -177,9 +178,11 @@ def main() -> None:
     )
     parser.add_argument("--model", default="", help="as for octavo serve; a GGUF file")
     parser.add_argument("--concurrency", default="1,8,32")
-    parser.add_argument("--engines", default="Octavo,OpenVINO GenAI,llama.cpp")
+    parser.add_argument("--engines", default=",".join(NAMES), help="some of them")
     parser.add_argument("--flags", default="", help="for octavo serve, separated by spaces")
     args = parser.parse_args()
+    if unknown := set(args.engines.split(",")) - set(NAMES):
+        parser.error(f"--engines {', '.join(sorted(unknown))}: use some of {', '.join(NAMES)}")
     model = hub.resolve(args.model)
     concurrency = [int(c) for c in args.concurrency.split(",")]
     install()
