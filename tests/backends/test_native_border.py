@@ -283,3 +283,13 @@ def test_taking_the_caches_memory_ahead_changes_nothing_and_ends():
     for block_id in (0, 511, 999):
         np.testing.assert_array_equal(cache.read_block(block_id), data)
     assert not cache.read_block(500).any()
+
+
+def test_a_profile_names_the_instructions_run_since_the_last_one(runner):
+    program = runner._program
+    assert program.profile() == []  # turns the measuring on
+    runner.forward(GOOD)
+    seconds = dict(program.profile())
+    assert {"embed", "waiting"} <= seconds.keys()
+    assert seconds["embed"] > 0.0
+    assert set(dict(program.profile()).values()) == {0.0}  # nothing has run since
