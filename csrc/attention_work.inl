@@ -24,10 +24,6 @@ struct Item {
   }
 };
 
-OCTAVO_INLINE int first_visible(int position, int window) {
-  return window > 0 && position >= window ? position - window + 1 : 0;
-}
-
 // Calls body(item) for the items of a sequence and one kv head.
 template <class Body>
 OCTAVO_INLINE void each_item(const Batch& b, const Attention& a, int group_size, int seq, int kv_head,

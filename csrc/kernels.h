@@ -133,6 +133,11 @@ static constexpr int64_t kv_head_bytes(KVType type, int head_size, int block_siz
   return 2 * element * head_size * block_size + kv_scale_bytes(type, block_size);
 }
 
+// The first token that a query at `position` sees; window 0: none.
+static constexpr int first_visible(int position, int window) {
+  return window > 0 && position >= window ? position - window + 1 : 0;
+}
+
 // What one worker asks for of the keys and values that the next attention will read (kv_ahead.inl), while products of
 // many rows keep the processor busy and leave the memory idle.
 struct KVAhead {

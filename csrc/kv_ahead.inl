@@ -20,9 +20,8 @@ OCTAVO_INLINE void ask_ahead(KVAhead* a) {
     }
     const Batch& b = *a->batch;
     const int row = b.query_starts[a->seq], position = row < b.query_starts[a->seq + 1] ? b.positions[row] : 0;
-    const int first = a->window > 0 && position >= a->window ? position - a->window + 1 : 0;
     const int32_t* table = b.block_table + b.table_rows[a->seq] * b.max_blocks;
-    a->block = table + first / a->kv.block_size;
+    a->block = table + first_visible(position, a->window) / a->kv.block_size;
     a->end_block = table + (b.seq_lens[a->seq] + a->kv.block_size - 1) / a->kv.block_size;
     ++a->seq;
   }

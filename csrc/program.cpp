@@ -178,7 +178,8 @@ void Program::head_norm(Slot x, const VectorParameter& weight, float eps) {
 void Program::rope_table(const RopeParameter& rope, Slot out) {
   require(!is_recording_logits_, "rope belongs to the forward part: logits have no positions");
   require(out.width == 2 * rope.half, "rope_table: out must have width " + text(2 * rope.half));
-  append("rope_table", [k = kernels_, f = rope.frequencies.as<float>(), half = rope.half, scale = rope.scale, to = view(out, "out")](
+  append("rope_table",
+         [k = kernels_, f = rope.frequencies.as<float>(), half = rope.half, scale = rope.scale, to = view(out, "out")](
              const Step& s, Worker w) { k->rope_table(f, half, scale, s.positions, s.rows, to, w); });
 }
 
@@ -191,7 +192,8 @@ void Program::rope(Slot x, Slot table, int head_size) {
 }
 
 void Program::quantize(Slot x, int64_t quant_offset, int group) {
-  append("quantize", [k = kernels_, a = view(x, "x"), q = quant_rows(quant_offset, x.width, group)](const Step& s, Worker w) {
+  append("quantize",
+         [k = kernels_, a = view(x, "x"), q = quant_rows(quant_offset, x.width, group)](const Step& s, Worker w) {
     k->quantize_rows(a, s.rows, q, w);
   });
 }
@@ -200,7 +202,8 @@ void Program::matmul_i8(const PackedI8& matrix, int64_t quant_offset, Slot out, 
                         const Slot* residual, Act act) {
   const MatrixI8 m = matrix.matrix();
   const Epilogue e = epilogue(out, m.n, matrix.is_gated(), bias, residual, act);
-  append(matmul_name("i8", m.k, m.n), [k = kernels_, m, q = quant_rows(quant_offset, m.k, kQuantGroup), e](const Step& s, Worker w) {
+  append(matmul_name("i8", m.k, m.n),
+         [k = kernels_, m, q = quant_rows(quant_offset, m.k, kQuantGroup), e](const Step& s, Worker w) {
     k->matmul_i8(m, q, s.rows, e, w);
   });
 }
@@ -209,7 +212,8 @@ void Program::matmul_grouped(const PackedGrouped& matrix, int64_t quant_offset, 
                              const Slot* residual, Act act) {
   const MatrixGrouped m = matrix.matrix();
   const Epilogue e = epilogue(out, m.n, matrix.is_gated(), bias, residual, act);
-  append(matmul_name("grouped", m.k, m.n), [k = kernels_, m, q = quant_rows(quant_offset, m.k, code_group(m.bits)), e](const Step& s, Worker w) {
+  append(matmul_name("grouped", m.k, m.n),
+         [k = kernels_, m, q = quant_rows(quant_offset, m.k, code_group(m.bits)), e](const Step& s, Worker w) {
     k->matmul_grouped(m, q, s.rows, e, w);
   });
 }
@@ -219,7 +223,10 @@ void Program::matmul_f32(const PackedF32& matrix, Slot x, Slot out, const Vector
   const MatrixF32 m = matrix.matrix();
   require(x.width == m.k, "a matrix of " + text(m.k) + " columns cannot multiply rows of " + text(x.width));
   const Epilogue e = epilogue(out, m.n, matrix.is_gated(), bias, residual, act);
-  append(matmul_name("f32", m.k, m.n), [k = kernels_, m, a = view(x, "x"), e](const Step& s, Worker w) { k->matmul_f32(m, a, s.rows, e, w); });
+  append(matmul_name("f32", m.k, m.n),
+         [k = kernels_, m, a = view(x, "x"), e](const Step& s, Worker w) {
+           k->matmul_f32(m, a, s.rows, e, w);
+         });
 }
 
 void Program::write_kv(Slot k, Slot v, CacheLayer layer) {
@@ -249,13 +256,15 @@ void Program::paged_attention(Slot q, CacheLayer layer, float scale, int window,
   reach = std::max(reach, window == 0 ? kUnlimited : window);
   const Attention a{scale, window, softcap, q.width / kv.head_size};
   attentions_.push_back({kv, layer.group, window});
-  append("paged_attention", [this, kv, following = attentions_.size(), a, from = view(q, "q"), to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
+  append("paged_attention",
+         [this, kv, following = attentions_.size(), a, from = view(q, "q"), to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
     const bool is_divided = kernels_->paged_attention(from, kv, s.batches[g], a, to, scratch_.as<void>(), w);
     is_divided_.store(is_divided, std::memory_order_relaxed);  // the same for all workers
     look_ahead(following, s, w);
   });
   barrier();
-  append("merge_attention", [this, kv, a, from = view(q, "q"), to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
+  append("merge_attention",
+         [this, kv, a, from = view(q, "q"), to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
     if (!is_divided_.load(std::memory_order_relaxed)) return;
     kernels_->merge_attention(from, kv, s.batches[g], a, to, scratch_.as<void>(), w);
   });
@@ -284,7 +293,8 @@ void Program::conv1d(Slot x, const VectorParameter& weight, const VectorParamete
           "conv1d: " + text(taps) + " taps of " + text(x.width) + " channels do not keep " + text(layer.conv_values) +
               " floats");
   const float* offsets = bias ? bias->data.as<float>() : nullptr;
-  append("conv1d", [k = kernels_, from = view(x, "x"), p = weight.data.as<float>(), offsets, taps, state = state_store(layer),
+  append("conv1d",
+         [k = kernels_, from = view(x, "x"), p = weight.data.as<float>(), offsets, taps, state = state_store(layer),
           to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
     k->conv1d(from, p, offsets, taps, state, s.batches[g], to, w);
   });
@@ -316,7 +326,8 @@ void Program::gated_rms_norm(Slot x, Slot gate, const VectorParameter& weight, f
   require(x.width == weight.size && gate.width == weight.size && out.width == weight.size,
           "gated_rms_norm: x, gate, weight and out must have the same width");
   require(group_size > 0 && x.width % group_size == 0, "gated_rms_norm: the width must be a multiple of the group's");
-  append("gated_rms_norm", [k = kernels_, a = view(x, "x"), b = view(gate, "gate"), p = weight.data.as<float>(), eps, group_size,
+  append("gated_rms_norm",
+         [k = kernels_, a = view(x, "x"), b = view(gate, "gate"), p = weight.data.as<float>(), eps, group_size,
           to = view(out, "out")](const Step& s, Worker w) {
     k->gated_rms_norm(a, b, p, eps, group_size, s.rows, to, w);
   });

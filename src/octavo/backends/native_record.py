@@ -166,11 +166,7 @@ class Recorder:
         state_layer, out = self._state_layer(layer), self._new(x.width)
         state = (self._storages[layer.storage],)
         self._append(
-            lambda p: p.conv1d(x.slot, weight, bias, state_layer, out.slot),
-            (x,),
-            (out,),
-            state,
-            state,
+            lambda p: p.conv1d(x.slot, weight, bias, state_layer, out.slot), (x,), (out,), state, state
         )
         return out
 
