@@ -165,12 +165,39 @@ Act act_of(const std::string& name) {
   throw std::invalid_argument("activation '" + name + "' is unknown; use none, silu or gelu_tanh");
 }
 
-template <class Packed, class X>
-auto matmul(void (Program::*method)(const Packed&, X, Slot, const VectorParameter*, const Slot*, Act)) {
-  return [method](Program& p, const Packed& matrix, X x, Slot out, const VectorParameter* bias,
-                  const std::optional<Slot>& residual, const std::string& act) {
-    (p.*method)(matrix, x, out, bias, residual ? &*residual : nullptr, act_of(act));
+// The value, or null.
+template <class T>
+const T* pointer(const std::optional<T>& value) {
+  return value ? &*value : nullptr;
+}
+
+template <class Packed>
+auto matmul(void (Program::*method)(const Packed&, int64_t, Slot, const VectorParameter*, const Slot*, Act,
+                                    const QuantSlot*)) {
+  return [method](Program& p, const Packed& matrix, int64_t quant_offset, Slot out, const VectorParameter* bias,
+                  const std::optional<Slot>& residual, const std::string& act,
+                  const std::optional<QuantSlot>& quantized) {
+    (p.*method)(matrix, quant_offset, out, bias, pointer(residual), act_of(act), pointer(quantized));
   };
+}
+
+void matmul_f32(Program& p, const PackedF32& matrix, Slot x, Slot out, const VectorParameter* bias,
+                const std::optional<Slot>& residual, const std::string& act) {
+  p.matmul_f32(matrix, x, out, bias, pointer(residual), act_of(act));
+}
+
+void rms_norm(Program& p, Slot x, const VectorParameter& weight, float eps, Slot out,
+              const std::optional<QuantSlot>& quantized) {
+  p.rms_norm(x, weight, eps, out, pointer(quantized));
+}
+
+void write_kv(Program& p, Slot k, const std::optional<Slot>& rope_table, Slot v, CacheLayer layer) {
+  p.write_kv(k, pointer(rope_table), v, layer);
+}
+
+void paged_attention(Program& p, Slot q, CacheLayer layer, float scale, int window, float softcap, Slot out,
+                     const std::optional<QuantSlot>& quantized) {
+  p.paged_attention(q, layer, scale, window, softcap, out, pointer(quantized));
 }
 
 void construct(Program* self, std::shared_ptr<ThreadPool> pool, const std::optional<std::string>& isa,
@@ -183,6 +210,7 @@ void construct(Program* self, std::shared_ptr<ThreadPool> pool, const std::optio
 void bind_values(nb::module_& m) {
   nb::class_<Slot>(m, "Slot").def(nb::init<int64_t, int64_t, int>(), nb::arg("offset"), nb::arg("stride"),
                                   nb::arg("width"));
+  nb::class_<QuantSlot>(m, "QuantSlot").def(nb::init<int64_t, int>(), nb::arg("offset"), nb::arg("group"));
   nb::class_<CacheLayer>(m, "CacheLayer")
       .def(nb::init<int, int, int, int>(), nb::arg("group"), nb::arg("storage"), nb::arg("num_kv_heads"),
            nb::arg("head_size"));
@@ -222,29 +250,23 @@ void bind_program(nb::module_& m) {
       .def("scale", &Program::scale, nb::arg("x"), nb::arg("factor"), nb::arg("out"))
       .def("add", &Program::add, nb::arg("x"), nb::arg("y"), nb::arg("out"))
       .def("softcap", &Program::softcap, nb::arg("x"), nb::arg("cap"), nb::arg("out"))
-      .def("rms_norm", &Program::rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("out"),
-           nb::keep_alive<1, 3>())
-      .def(
-          "rms_norm_quantize",
-          [](Program& p, Slot x, const VectorParameter& weight, float eps, Slot out, std::pair<int64_t, int> quantized) {
-            p.rms_norm_quantize(x, weight, eps, out, {quantized.first, quantized.second});
-          },
-          nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("out"), nb::arg("quantized"), nb::keep_alive<1, 3>())
+      .def("rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("out"),
+           nb::arg("quantized").none(), nb::keep_alive<1, 3>())
       .def("head_norm", &Program::head_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::keep_alive<1, 3>())
       .def("rope_table", &Program::rope_table, nb::arg("rope"), nb::arg("out"), Keep())
       .def("rope", &Program::rope, nb::arg("x"), nb::arg("table"), nb::arg("head_size"))
       .def("quantize", &Program::quantize, nb::arg("x"), nb::arg("quant_offset"), nb::arg("group"))
-      .def("matmul_i8", matmul<PackedI8, int64_t>(&Program::matmul_i8), nb::arg("matrix"), nb::arg("quant_offset"),
-           nb::arg("out"), nb::arg("bias").none(), nb::arg("residual").none(), nb::arg("act"), Keep(),
-           nb::keep_alive<1, 5>())
-      .def("matmul_grouped", matmul<PackedGrouped, int64_t>(&Program::matmul_grouped), nb::arg("matrix"),
+      .def("matmul_i8", matmul<PackedI8>(&Program::matmul_i8), nb::arg("matrix"), nb::arg("quant_offset"),
+           nb::arg("out"), nb::arg("bias").none(), nb::arg("residual").none(), nb::arg("act"),
+           nb::arg("quantized").none(), Keep(), nb::keep_alive<1, 5>())
+      .def("matmul_grouped", matmul<PackedGrouped>(&Program::matmul_grouped), nb::arg("matrix"),
            nb::arg("quant_offset"), nb::arg("out"), nb::arg("bias").none(), nb::arg("residual").none(), nb::arg("act"),
-           Keep(), nb::keep_alive<1, 5>())
-      .def("matmul_f32", matmul<PackedF32, Slot>(&Program::matmul_f32), nb::arg("matrix"), nb::arg("x"), nb::arg("out"),
+           nb::arg("quantized").none(), Keep(), nb::keep_alive<1, 5>())
+      .def("matmul_f32", &matmul_f32, nb::arg("matrix"), nb::arg("x"), nb::arg("out"),
            nb::arg("bias").none(), nb::arg("residual").none(), nb::arg("act"), Keep(), nb::keep_alive<1, 5>())
-      .def("write_kv", &Program::write_kv, nb::arg("k"), nb::arg("v"), nb::arg("layer"))
-      .def("paged_attention", &Program::paged_attention, nb::arg("q"), nb::arg("layer"), nb::arg("scale"),
-           nb::arg("window"), nb::arg("softcap"), nb::arg("out"))
+      .def("write_kv", &write_kv, nb::arg("k"), nb::arg("rope_table").none(), nb::arg("v"), nb::arg("layer"))
+      .def("paged_attention", &paged_attention, nb::arg("q"), nb::arg("layer"), nb::arg("scale"), nb::arg("window"),
+           nb::arg("softcap"), nb::arg("out"), nb::arg("quantized").none())
       .def("conv1d", &Program::conv1d, nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("layer"),
            nb::arg("out"), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
       .def("ssm_scan", &Program::ssm_scan, nb::arg("inputs"), nb::arg("scan"), nb::arg("layer"), nb::arg("out"),
@@ -252,7 +274,8 @@ void bind_program(nb::module_& m) {
       .def("gated_rms_norm", &Program::gated_rms_norm, nb::arg("x"), nb::arg("gate"), nb::arg("weight"), nb::arg("eps"),
            nb::arg("group_size"), nb::arg("out"), nb::keep_alive<1, 4>())
       .def("barrier", &Program::barrier)
-      .def("begin_logits", &Program::begin_logits, nb::arg("hidden"), nb::arg("gathered"))
+      .def("begin_logits", &Program::begin_logits)
+      .def("gather", &Program::gather, nb::arg("x"), nb::arg("out"))
       .def("end", &Program::end, nb::arg("logits"))
       .def("forward", &forward, nb::arg("tokens"), nb::arg("positions"), nb::arg("query_starts"), nb::arg("seq_lens"),
            nb::arg("table_rows"), nb::arg("block_tables"))

@@ -69,16 +69,16 @@ struct MatrixF32 {
 
 // Quantised activations of `rows` rows: q [rows][k padded to `group`], scale and sum per group.
 struct QuantRows {
-  int8_t* q;
-  float* scale;    // [rows][groups]
-  int32_t* sum;    // [rows][groups], sum of q over the group (corrects the weights' offset of 128)
-  int group;       // values: kQuantGroup, or the code_group of the weights
+  int8_t* q = nullptr;  // null: none are wanted
+  float* scale = nullptr;  // [rows][groups]
+  int32_t* sum = nullptr;  // [rows][groups], sum of q over the group (corrects the weights' offset of 128)
+  int group = 0;           // values: kQuantGroup, or the code_group of the weights
 };
 
 enum class Act : int { none = 0, silu = 1, gelu_tanh = 2 };
 
 // What happens to a finished output tile. With `act` != none the matrix holds gate and up interleaved
-// and the output is act(gate) * up, n/2 columns wide.
+// and the output is act(gate) * up, n/2 columns wide; it can be quantised as well, by the worker that has just made it.
 struct Epilogue {
   float* y;               // [rows][ldy]
   int64_t ldy;            // floats between rows
@@ -86,6 +86,7 @@ struct Epilogue {
   const float* residual;  // [rows][ldr] added to the output, or null (may alias y)
   int64_t ldr;
   Act act;
+  QuantRows quantized{};
 };
 
 // float32 [rows][width] with a row stride: a view of (columns of) a buffer.
@@ -101,7 +102,6 @@ struct Batch {
   int num_seqs;                 // S
   const int32_t* positions;     // [T]
   const int32_t* query_starts;  // [S+1]
-  const int32_t* seq_lens;      // [S]
   const int32_t* table_rows;    // [S]
   const int32_t* block_table;   // [rows][max_blocks] of the layer's group
   int64_t max_blocks;
@@ -156,6 +156,7 @@ struct Attention {
   int window;     // 0: none
   float softcap;  // 0: none
   int num_heads;
+  QuantRows quantized{};  // of the output, in groups that divide a head; or none
 };
 
 // One part of a state-space layer's state in one storage array. Block b of the array starts at data + b * block_bytes;
@@ -187,10 +188,9 @@ struct Kernels {
   void (*matmul_grouped)(const MatrixGrouped& m, const QuantRows& a, int rows, const Epilogue& e, Worker w);
   void (*matmul_f32)(const MatrixF32& m, const View& a, int rows, const Epilogue& e, Worker w);
   // norm_rope.inl
-  void (*rms_norm)(const View& x, const float* weight, float eps, int rows, const View& y, Worker w);
+  void (*rms_norm)(const View& x, const float* weight, float eps, int rows, const View& y, const QuantRows& quantized,
+                   Worker w);
   // The same, and y in its quantised form as well.
-  void (*rms_norm_quantize)(const View& x, const float* weight, float eps, int rows, const View& y, const QuantRows& q,
-                            Worker w);
   void (*head_norm)(const View& x, const float* weight, float eps, int head_size, int rows, Worker w);
   // out [rows][2 * half]: cos, then sin, of position * frequency, each times `scale`. Once a step.
   void (*rope_table)(const float* frequencies, int half, float scale, const int32_t* positions, int rows,

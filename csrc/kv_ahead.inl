@@ -19,11 +19,11 @@ OCTAVO_INLINE void ask_ahead(KVAhead* a) {
       return;
     }
     const Batch& b = *a->batch;
-    const int row = b.query_starts[a->seq], position = row < b.query_starts[a->seq + 1] ? b.positions[row] : 0;
-    const int32_t* table = b.block_table + b.table_rows[a->seq] * b.max_blocks;
-    a->block = table + first_visible(position, a->window) / a->kv.block_size;
-    a->end_block = table + (b.seq_lens[a->seq] + a->kv.block_size - 1) / a->kv.block_size;
-    ++a->seq;
+    const int row = b.query_starts[a->seq], end = b.query_starts[a->seq + 1];
+    const int32_t* table = b.block_table + b.table_rows[a->seq++] * b.max_blocks;
+    if (row == end) continue;
+    a->block = table + first_visible(b.positions[row], a->window) / a->kv.block_size;
+    a->end_block = table + b.positions[end - 1] / a->kv.block_size + 1;
   }
   const char* lines = static_cast<const char*>(a->kv.data) + *a->block * a->kv.block_bytes + a->offset;
   for (int i = 0; i < kAheadLines; ++i) prefetch_l2(lines + 64 * i);

@@ -40,5 +40,5 @@ inline void matmul_f32(const MatrixF32& m, const View& a, int rows, const Epilog
       slice_f32<n.count>(data + column, a.data + row * a.ld, a.ld, m.k, ahead, out);
     });
     finish_tile<n.count>(sum, m.n, row, panel, e);
-  });
+  }, [](int, int, int) {});
 }

@@ -103,7 +103,7 @@ inline void matmul_grouped_bits(const MatrixGrouped& m, const QuantRows& a, int 
   constexpr int kGroup = code_group(Bits), kBlockBytes = grouped_block_bytes(Bits, HasLow);
   const int groups = m.k / kGroup;
   const int64_t panel_bytes = int64_t{groups} * kBlockBytes;
-  const Cell cell = cell_of(num_panels(m.n, e.act), rows, w);
+  const Cell cell = cell_of(num_panels(m.n, e.act), rows, w, panels_of_a_group(e));
   for_each_tile(cell, m.k, [&](auto n, int row, int panel, int part, int parts) {
     const uint8_t* data = m.data + panel * panel_bytes;
     const Ahead ahead = ahead_of(data, panel_bytes, 4 * kPanel, part, parts);
@@ -113,7 +113,7 @@ inline void matmul_grouped_bits(const MatrixGrouped& m, const QuantRows& a, int 
                                            parts >= kAheadTiles ? w.ahead : nullptr, out);
     });
     finish_tile<n.count>(sum, m.n, row, panel, e);
-  });
+  }, [&](int panel, int row, int count) { quantize_panels(e, m.n, cell, panel, row, count); });
 }
 
 inline void matmul_grouped(const MatrixGrouped& m, const QuantRows& a, int rows, const Epilogue& e, Worker w) {

@@ -79,6 +79,23 @@ inline void quantize_rows(const View& x, int rows, const QuantRows& out, Worker 
   with_group(out.group, [&](auto group) { quantize_rows_by<group.size>(x, rows, out, w); });
 }
 
+// Panels of a gated product whose outputs are quantised together.
+inline int panels_of_a_group(const Epilogue& e) { return e.quantized.q ? e.quantized.group / (kPanel / 2) : 1; }
+
+// Once a group's panels are done (or the last there are): quantises the group in rows [row, row + count).
+inline void quantize_panels(const Epilogue& e, int n, const Cell& cell, int panel, int row, int count) {
+  if (!e.quantized.q || ((panel + 1) % panels_of_a_group(e) && panel + 1 < cell.panel_end)) return;
+  with_group(e.quantized.group, [&](auto group) {
+    constexpr int size = group.size;
+    const int width = n / 2, groups = (width + size - 1) / size, g = panel * (kPanel / 2) / size, start = g * size;
+    for (int64_t r = row; r < row + count; ++r) {
+      const int64_t unit = r * groups + g;
+      quantize_group<size>(e.y + r * e.ldy + start, width - start < size ? width - start : size,
+                           e.quantized.q + unit * size, e.quantized.scale + unit, e.quantized.sum + unit);
+    }
+  });
+}
+
 // The sums of N rows times one slice of a panel, scaled by the activations but not yet by the weights.
 template <int N>
 OCTAVO_INLINE void slice_i8(const uint8_t* slice, const QuantRows& a, int row, int groups, Ahead ahead, KVAhead* kv,
@@ -123,13 +140,20 @@ OCTAVO_INLINE void slice_i8(const uint8_t* slice, const QuantRows& a, int row, i
   }
 }
 
+// Asks for the rows that two tiles need. Another worker made some of them: its core has them.
+OCTAVO_INLINE void ask_for_rows(const QuantRows& a, int64_t row_bytes, int begin, int end) {
+  const char* bytes = reinterpret_cast<const char*>(a.q);
+  for (int64_t at = begin * row_bytes; at < end * row_bytes; at += 64) prefetch_l2(bytes + at);
+}
+
 inline void matmul_i8(const MatrixI8& m, const QuantRows& a, int rows, const Epilogue& e, Worker w) {
   const int groups = (m.k + kQuantGroup - 1) / kQuantGroup;
   const int64_t panel_bytes = int64_t{groups} * kQuantGroup * kPanel;
-  const Cell cell = cell_of(num_panels(m.n, e.act), rows, w);
+  const Cell cell = cell_of(num_panels(m.n, e.act), rows, w, panels_of_a_group(e));
   for_each_tile(cell, int64_t{groups} * kQuantGroup, [&](auto n, int row, int panel, int part, int parts) {
     const uint8_t* data = m.data + panel * panel_bytes;
     const Ahead ahead = ahead_of(data, panel_bytes, 4 * kPanel, part, parts);
+    if (panel == cell.panel_begin && part == 0) ask_for_rows(a, int64_t{groups} * kQuantGroup, cell.row_begin, cell.row_end);
     f32x16 sum[n.count][2];
     for_each_slice(sum, [&](int column, auto& out) {
       slice_i8<n.count>(data + 4 * column, a, row, groups, ahead, parts >= kAheadTiles ? w.ahead : nullptr, out);
@@ -140,5 +164,5 @@ inline void matmul_i8(const MatrixI8& m, const QuantRows& a, int rows, const Epi
       sum[r][1] = sum[r][1] * load(m.scale + panel * kPanel + 16);
     }
     finish_tile<n.count>(sum, m.n, row, panel, e);
-  });
+  }, [&](int panel, int row, int count) { quantize_panels(e, m.n, cell, panel, row, count); });
 }

@@ -18,8 +18,9 @@ OCTAVO_INLINE int split_point(int count, int part, int parts) {
 }
 
 // Cuts panels x rows into a grid of at most w.count cells such that the largest cell is smallest; among
-// equals it splits panels rather than rows, so that each weight is read by one worker.
-inline Cell cell_of(int panels, int rows, Worker w) {
+// equals it splits panels rather than rows, so that each weight is read by one worker. Bundles of panels stay whole.
+inline Cell cell_of(int all_panels, int rows, Worker w, int bundle = 1) {
+  const int panels = (all_panels + bundle - 1) / bundle;
   const int row_tiles = (rows + kTileRows - 1) / kTileRows;
   int best_rows = 1, best_panels = 1;
   int64_t best_cost = INT64_MAX;
@@ -34,7 +35,8 @@ inline Cell cell_of(int panels, int rows, Worker w) {
   }
   const int p = w.id % best_panels, r = w.id / best_panels;
   if (r >= best_rows) return {0, 0, 0, 0};
-  return {split_point(panels, p, best_panels), split_point(panels, p + 1, best_panels),
+  const int end = split_point(panels, p + 1, best_panels) * bundle;
+  return {split_point(panels, p, best_panels) * bundle, end < all_panels ? end : all_panels,
           split_point(rows, r, best_rows), split_point(rows, r + 1, best_rows)};
 }
 
@@ -55,9 +57,10 @@ OCTAVO_INLINE void with_rows(int n, const Body& body) {
 }
 
 // Calls body(Rows<n>{}, row, panel, part, parts), n <= kTileRows, for every tile of the cell. Rows are taken
-// in blocks that stay in L2; within a block each panel meets the row tiles (number `part` of `parts`) in turn.
-template <typename Body>
-OCTAVO_INLINE void for_each_tile(const Cell& cell, int64_t row_bytes, const Body& body) {
+// in blocks that stay in L2; within a block each panel meets the row tiles (number `part` of `parts`) in turn, and
+// then after(panel, row, count) is called for the rows of the block.
+template <typename Body, typename After>
+OCTAVO_INLINE void for_each_tile(const Cell& cell, int64_t row_bytes, const Body& body, const After& after) {
   const int rows = cell.row_end - cell.row_begin;
   const int64_t fitting = kRowBlockBytes / row_bytes;
   const int block = static_cast<int>(fitting < kTileRows ? kTileRows : fitting < rows ? fitting : rows);
@@ -72,6 +75,7 @@ OCTAVO_INLINE void for_each_tile(const Cell& cell, int64_t row_bytes, const Body
         const int row = t * (count / tiles) + (t < count % tiles ? t : count % tiles);
         with_rows(count / tiles + (t < count % tiles), [&](auto n) { body(n, begin + row, panel, t, tiles); });
       }
+      after(panel, begin, count);
     }
   }
 }

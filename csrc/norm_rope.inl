@@ -23,19 +23,12 @@ OCTAVO_INLINE void norm_row(const float* x, const float* weight, float eps, int 
   }
 }
 
-static void rms_norm(const View& x, const float* weight, float eps, int rows, const View& y, Worker w) {
+static void rms_norm(const View& x, const float* weight, float eps, int rows, const View& y, const QuantRows& quantized,
+                     Worker w) {
   const Range mine = range_of(rows, w);
   for (int64_t row = mine.begin; row < mine.end; ++row) {
     norm_row(x.data + row * x.ld, weight, eps, x.width, y.data + row * y.ld);
-  }
-}
-
-static void rms_norm_quantize(const View& x, const float* weight, float eps, int rows, const View& y,
-                              const QuantRows& q, Worker w) {
-  const Range mine = range_of(rows, w);
-  for (int64_t row = mine.begin; row < mine.end; ++row) {
-    norm_row(x.data + row * x.ld, weight, eps, x.width, y.data + row * y.ld);
-    quantize_row(y.data + row * y.ld, x.width, row, q);
+    if (quantized.q) quantize_row(y.data + row * y.ld, x.width, row, quantized);
   }
 }
 

@@ -247,6 +247,17 @@ class AttentionRun {
     for (int d = 0; d < kv_.head_size; d += 16) {
       store_lanes(to + d, kv_.head_size - d < 16 ? kv_.head_size - d : 16, load(record + d) / sum);
     }
+    if (a_.quantized.q) quantize_head(to, row(item, vector), static_cast<int>(head_column(item, vector)));
+  }
+
+  void quantize_head(const float* head, int64_t row, int column) const {
+    const QuantRows& out = a_.quantized;
+    with_group(out.group, [&](auto group) {
+      for (int d = 0; d < kv_.head_size; d += group.size) {
+        const int64_t unit = row * (out_.width / group.size) + (column + d) / group.size;
+        quantize_group<group.size>(head + d, group.size, out.q + unit * group.size, out.scale + unit, out.sum + unit);
+      }
+    });
   }
 
   const View& q_;

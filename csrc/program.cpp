@@ -50,10 +50,12 @@ void Program::append(std::string name, Run run) {
   (is_recording_logits_ ? logits_part_ : forward_).back().push_back({std::move(name), std::move(run)});
 }
 
-View Program::view(Slot slot, const char* name) const {
+View Program::view(Slot slot, const char* name) const { return view(slot, name, max_rows()); }
+
+View Program::view(Slot slot, const char* name, int rows) const {
   const bool is_inside = slot.offset >= 0 && slot.width > 0 && slot.stride >= slot.width &&
-                         slot.stride <= limits_.arena_floats / max_rows() &&
-                         slot.offset <= limits_.arena_floats - (max_rows() - 1) * slot.stride - slot.width;
+                         slot.stride <= limits_.arena_floats / rows &&
+                         slot.offset <= limits_.arena_floats - (rows - 1) * slot.stride - slot.width;
   require(is_inside, std::string(name) + " at float " + text(slot.offset) + ", width " + text(slot.width) + ", stride " +
                          text(slot.stride) + " does not fit the arena of " + text(limits_.arena_floats) + " floats");
   return {arena_.as<float>() + slot.offset, slot.stride, slot.width};
@@ -75,6 +77,10 @@ QuantRows Program::quant_rows(int64_t offset, int k, int group) const {
           group};
 }
 
+QuantRows Program::quant_rows(const QuantSlot* slot, int k) const {
+  return slot ? quant_rows(slot->offset, k, slot->group) : QuantRows{};
+}
+
 void Program::check_place(int group, int storage) const {
   require(group >= 0 && group < limits_.num_groups && storage >= 0 && storage < cache_->num_storages(),
           "group " + text(group) + ", storage " + text(storage) + " is not in a cache of " + text(limits_.num_groups) +
@@ -93,16 +99,18 @@ KVStore Program::store(const CacheLayer& layer) const {
 }
 
 Epilogue Program::epilogue(Slot out, int n, bool is_gated, const VectorParameter* bias, const Slot* residual,
-                           Act act) const {
+                           Act act, const QuantSlot* quantized) const {
   require(is_gated == (act != Act::none), "a gated matrix needs an activation, a plain one must not have one");
   require(!is_gated || (!bias && !residual), "a gated product has neither bias nor residual");
+  require(is_gated || !quantized, "only a gated product is quantised as it is made");
   const int width = is_gated ? n / 2 : n;
   require(out.width == width, "a product of width " + text(width) + " cannot go to an array of width " + text(out.width));
   require(!bias || bias->size == n, "a bias must have " + text(n) + " values");
   require(!residual || residual->width == n, "a residual must have width " + text(n));
   const View y = view(out, "out");
   const View r = residual ? view(*residual, "residual") : View{};
-  return {y.data, y.ld, bias ? bias->data.as<float>() : nullptr, r.data, r.ld, act};
+  return {y.data, y.ld, bias ? bias->data.as<float>() : nullptr, r.data, r.ld, act,
+          quant_rows(quantized, width)};
 }
 
 // ---- recording --------------------------------------------------------------------------------------------------
@@ -155,17 +163,11 @@ void Program::softcap(Slot x, float cap, Slot out) {
   });
 }
 
-void Program::rms_norm(Slot x, const VectorParameter& weight, float eps, Slot out) {
+void Program::rms_norm(Slot x, const VectorParameter& weight, float eps, Slot out, const QuantSlot* quantized) {
   require(x.width == weight.size && out.width == weight.size, "rms_norm: x, weight and out must have the same width");
-  append("rms_norm", [k = kernels_, a = view(x, "x"), p = weight.data.as<float>(), eps, to = view(out, "out")](
-             const Step& s, Worker w) { k->rms_norm(a, p, eps, s.rows, to, w); });
-}
-
-void Program::rms_norm_quantize(Slot x, const VectorParameter& weight, float eps, Slot out, QuantSlot quantized) {
-  require(x.width == weight.size && out.width == weight.size, "rms_norm: x, weight and out must have the same width");
-  append("rms_norm_quantize", [k = kernels_, a = view(x, "x"), p = weight.data.as<float>(), eps, to = view(out, "out"),
-          q = quant_rows(quantized.offset, out.width, quantized.group)](const Step& s, Worker w) {
-    k->rms_norm_quantize(a, p, eps, s.rows, to, q, w);
+  append("rms_norm", [k = kernels_, a = view(x, "x"), p = weight.data.as<float>(), eps, to = view(out, "out"),
+                      q = quant_rows(quantized, out.width)](const Step& s, Worker w) {
+    k->rms_norm(a, p, eps, s.rows, to, q, w);
   });
 }
 
@@ -183,9 +185,13 @@ void Program::rope_table(const RopeParameter& rope, Slot out) {
              const Step& s, Worker w) { k->rope_table(f, half, scale, s.positions, s.rows, to, w); });
 }
 
-void Program::rope(Slot x, Slot table, int head_size) {
+void Program::check_rope(Slot x, Slot table, int head_size) const {
   require(head_size > 0 && table.width % 2 == 0 && table.width <= head_size && x.width % head_size == 0,
           "rope: x must hold whole heads of " + text(head_size) + " columns, at least as wide as the table of frequencies");
+}
+
+void Program::rope(Slot x, Slot table, int head_size) {
+  check_rope(x, table, head_size);
   append("rope", [k = kernels_, a = view(x, "x"), t = view(table, "table"), head_size](const Step& s, Worker w) {
     k->rope(a, t, head_size, s.rows, w);
   });
@@ -199,9 +205,9 @@ void Program::quantize(Slot x, int64_t quant_offset, int group) {
 }
 
 void Program::matmul_i8(const PackedI8& matrix, int64_t quant_offset, Slot out, const VectorParameter* bias,
-                        const Slot* residual, Act act) {
+                        const Slot* residual, Act act, const QuantSlot* quantized) {
   const MatrixI8 m = matrix.matrix();
-  const Epilogue e = epilogue(out, m.n, matrix.is_gated(), bias, residual, act);
+  const Epilogue e = epilogue(out, m.n, matrix.is_gated(), bias, residual, act, quantized);
   append(matmul_name("i8", m.k, m.n),
          [k = kernels_, m, q = quant_rows(quant_offset, m.k, kQuantGroup), e](const Step& s, Worker w) {
     k->matmul_i8(m, q, s.rows, e, w);
@@ -209,9 +215,9 @@ void Program::matmul_i8(const PackedI8& matrix, int64_t quant_offset, Slot out, 
 }
 
 void Program::matmul_grouped(const PackedGrouped& matrix, int64_t quant_offset, Slot out, const VectorParameter* bias,
-                             const Slot* residual, Act act) {
+                             const Slot* residual, Act act, const QuantSlot* quantized) {
   const MatrixGrouped m = matrix.matrix();
-  const Epilogue e = epilogue(out, m.n, matrix.is_gated(), bias, residual, act);
+  const Epilogue e = epilogue(out, m.n, matrix.is_gated(), bias, residual, act, quantized);
   append(matmul_name("grouped", m.k, m.n),
          [k = kernels_, m, q = quant_rows(quant_offset, m.k, code_group(m.bits)), e](const Step& s, Worker w) {
     k->matmul_grouped(m, q, s.rows, e, w);
@@ -222,31 +228,38 @@ void Program::matmul_f32(const PackedF32& matrix, Slot x, Slot out, const Vector
                          Act act) {
   const MatrixF32 m = matrix.matrix();
   require(x.width == m.k, "a matrix of " + text(m.k) + " columns cannot multiply rows of " + text(x.width));
-  const Epilogue e = epilogue(out, m.n, matrix.is_gated(), bias, residual, act);
+  const Epilogue e = epilogue(out, m.n, matrix.is_gated(), bias, residual, act, nullptr);
   append(matmul_name("f32", m.k, m.n),
          [k = kernels_, m, a = view(x, "x"), e](const Step& s, Worker w) {
            k->matmul_f32(m, a, s.rows, e, w);
          });
 }
 
-void Program::write_kv(Slot k, Slot v, CacheLayer layer) {
+void Program::write_kv(Slot k, const Slot* rope_table, Slot v, CacheLayer layer) {
   require(!is_recording_logits_, "write_kv belongs to the forward part");
   const int width = layer.num_kv_heads * layer.head_size;
   require(k.width == width && v.width == width, "write_kv: k and v must have width " + text(width));
   const KVStore kv = store(layer);
   int& reach = group_windows_[static_cast<size_t>(layer.group)];
   reach = std::max(reach, 1);  // the blocks it writes
-  append("write_kv", [kernels = kernels_, keys = view(k, "k"), values = view(v, "v"), kv, g = layer.group](
-             const Step& s, Worker w) { kernels->write_kv(keys, values, kv, s.batches[g], w); });
+  if (rope_table) check_rope(k, *rope_table, kv.head_size);
+  append("write_kv", [kernels = kernels_, keys = view(k, "k"), table = rope_table ? view(*rope_table, "table") : View{},
+                      values = view(v, "v"), kv, g = layer.group](const Step& s, Worker w) {
+    // Both cut rows and heads alike: a worker rotates what it then writes.
+    if (table.data) kernels->rope(keys, table, kv.head_size, s.rows, w);
+    kernels->write_kv(keys, values, kv, s.batches[g], w);
+  });
 }
 
-void Program::paged_attention(Slot q, CacheLayer layer, float scale, int window, float softcap, Slot out) {
-  require(!is_recording_logits_, "paged_attention belongs to the forward part");
+void Program::paged_attention(Slot q, CacheLayer layer, float scale, int window, float softcap, Slot out,
+                              const QuantSlot* quantized) {
   const KVStore kv = store(layer);
   require(layer.head_size % 8 == 0, "paged_attention: head size " + text(layer.head_size) + " is not a multiple of 8");
   require(q.width == out.width && q.width % (kv.num_kv_heads * kv.head_size) == 0,
           "paged_attention: q and out must have the same width, a multiple of " + text(kv.num_kv_heads * kv.head_size));
   require(window >= 0 && softcap >= 0, "paged_attention: window and softcap must not be negative");
+  require(!quantized || (quantized->group > 0 && kv.head_size % quantized->group == 0),
+          "paged_attention: the output is quantised in groups that divide a head of " + text(kv.head_size) + " columns");
   const int64_t max_len = limits_.max_blocks_per_seq * limits_.block_size;
   require(max_len < INT_MAX / 2, "sequences of " + text(max_len) + " tokens are too long; lower max_blocks_per_seq");
   const auto scratch_bytes =
@@ -254,7 +267,7 @@ void Program::paged_attention(Slot q, CacheLayer layer, float scale, int window,
   if (scratch_bytes > scratch_.bytes()) scratch_ = AlignedBuffer(scratch_bytes);
   int& reach = group_windows_[static_cast<size_t>(layer.group)];
   reach = std::max(reach, window == 0 ? kUnlimited : window);
-  const Attention a{scale, window, softcap, q.width / kv.head_size};
+  const Attention a{scale, window, softcap, q.width / kv.head_size, quant_rows(quantized, out.width)};
   attentions_.push_back({kv, layer.group, window});
   append("paged_attention",
          [this, kv, following = attentions_.size(), a, from = view(q, "q"), to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
@@ -335,12 +348,15 @@ void Program::gated_rms_norm(Slot x, Slot gate, const VectorParameter& weight, f
 
 void Program::barrier() { (is_recording_logits_ ? logits_part_ : forward_).emplace_back(); }
 
-void Program::begin_logits(Slot hidden, Slot gathered) {
+void Program::begin_logits() {
   require(!is_recording_logits_, "begin_logits() was called twice");
-  require(hidden.width == gathered.width, "begin_logits: both arrays must have the same width");
-  const View from = view(hidden, "hidden");
   is_recording_logits_ = true;
-  append("gather", [k = kernels_, from, to = view(gathered, "gathered")](const Step& s, Worker w) {
+}
+
+void Program::gather(Slot x, Slot out) {
+  require(is_recording_logits_, "gather() needs begin_logits() first");
+  require(x.width == out.width, "gather: both arrays must have the same width");
+  append("gather", [k = kernels_, from = view(x, "x", limits_.max_tokens), to = view(out, "out")](const Step& s, Worker w) {
     k->embed_f32(from, s.tokens, s.rows, to, w);
   });
 }

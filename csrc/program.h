@@ -2,7 +2,8 @@
 //
 // Python records each operation once (backends/native_plan.py decides where every array lies in the arena and where
 // barriers are needed); forward() then runs the list on all workers of the pool without allocating. The list has two
-// parts: the forward pass over the step's tokens, and the logits over chosen rows of its result.
+// parts: the forward pass over the step's tokens, which ends when the cache is written, and what leads from there to
+// the logits of chosen rows.
 // Recording checks every place and size, forward() and logits() check every index: no argument can make a kernel
 // touch memory outside the arena, the parameters or the cache.
 #pragma once
@@ -108,6 +109,12 @@ struct StepArrays {
   std::vector<TableView> tables;  // one per group
 };
 
+// Which rows a part of the program runs over and where their blocks are, in memory of its own.
+struct HeldBatches {
+  std::vector<int32_t> positions, query_starts, table_rows;
+  std::vector<Batch> groups;  // one per group
+};
+
 // Floats of the arena that the quantised form of [rows][k] in groups of `group` takes.
 int64_t quant_floats(int rows, int k, int group);
 
@@ -122,28 +129,31 @@ class Program {
   void scale(Slot x, float factor, Slot out);
   void add(Slot x, Slot y, Slot out);
   void softcap(Slot x, float cap, Slot out);
-  void rms_norm(Slot x, const VectorParameter& weight, float eps, Slot out);
-  // The same, with the quantised form of `out` in one pass.
-  void rms_norm_quantize(Slot x, const VectorParameter& weight, float eps, Slot out, QuantSlot quantized);
+  // Where `quantized` is given, here and below: the result is quantised as well, in the same pass.
+  void rms_norm(Slot x, const VectorParameter& weight, float eps, Slot out, const QuantSlot* quantized);
   void head_norm(Slot x, const VectorParameter& weight, float eps);
   void rope_table(const RopeParameter& rope, Slot out);
   void rope(Slot x, Slot table, int head_size);
   void quantize(Slot x, int64_t quant_offset, int group);
   void matmul_i8(const PackedI8& matrix, int64_t quant_offset, Slot out, const VectorParameter* bias,
-                 const Slot* residual, Act act);
+                 const Slot* residual, Act act, const QuantSlot* quantized);
   void matmul_grouped(const PackedGrouped& matrix, int64_t quant_offset, Slot out, const VectorParameter* bias,
-                      const Slot* residual, Act act);
+                      const Slot* residual, Act act, const QuantSlot* quantized);
   void matmul_f32(const PackedF32& matrix, Slot x, Slot out, const VectorParameter* bias, const Slot* residual,
                   Act act);
-  void write_kv(Slot k, Slot v, CacheLayer layer);
-  void paged_attention(Slot q, CacheLayer layer, float scale, int window, float softcap, Slot out);
+  // Where a table is given, k is rotated first, in place.
+  void write_kv(Slot k, const Slot* rope_table, Slot v, CacheLayer layer);
+  void paged_attention(Slot q, CacheLayer layer, float scale, int window, float softcap, Slot out,
+                       const QuantSlot* quantized);
   void conv1d(Slot x, const VectorParameter& weight, const VectorParameter* bias, StateLayer layer, Slot out);
   void ssm_scan(const ScanSlots& in, const ScanParameter& scan, StateLayer layer, Slot out);
   void gated_rms_norm(Slot x, Slot gate, const VectorParameter& weight, float eps, int group_size, Slot out);
   // What follows must not start before all workers have ended what precedes.
   void barrier();
-  // Ends the forward part. The logits part starts by gathering the chosen rows of `hidden`.
-  void begin_logits(Slot hidden, Slot gathered);
+  // Ends the forward part.
+  void begin_logits();
+  // In the logits part: the chosen rows of an array of the forward part.
+  void gather(Slot x, Slot out);
   void end(Slot logits);
 
   // ---- running. Throws std::invalid_argument before anything has run.
@@ -165,6 +175,7 @@ class Program {
     const int32_t* tokens;     // [rows] token ids, or the rows to gather
     const int32_t* positions;  // [rows]
     const Batch* batches;      // one per group
+    bool is_forward;
   };
   using Run = std::function<void(const Step&, Worker)>;
   struct Instruction {
@@ -178,15 +189,21 @@ class Program {
   void append(std::string name, Run run);
   int max_rows() const { return is_recording_logits_ ? limits_.max_logit_rows : limits_.max_tokens; }
   View view(Slot slot, const char* name) const;
+  View view(Slot slot, const char* name, int rows) const;
   QuantRows quant_rows(int64_t offset, int k, int group) const;
+  QuantRows quant_rows(const QuantSlot* slot, int k) const;  // none where there is no slot
+  void check_rope(Slot x, Slot table, int head_size) const;
   void check_place(int group, int storage) const;
   KVStore store(const CacheLayer& layer) const;
   StateStore state_store(const StateLayer& layer);
-  Epilogue epilogue(Slot out, int n, bool is_gated, const VectorParameter* bias, const Slot* residual, Act act) const;
+  Epilogue epilogue(Slot out, int n, bool is_gated, const VectorParameter* bias, const Slot* residual, Act act,
+                    const QuantSlot* quantized) const;
   void check_step(const StepArrays& step) const;
   void check_sequence(const StepArrays& step, int seq) const;
   void check_blocks(const StepArrays& step, int seq, size_t group, int begin, int end) const;
   void check_block(const int32_t* blocks, int64_t index, int seq) const;
+  void hold(const StepArrays& step);
+  void choose(const int32_t* rows, int num_rows);
   void execute(const std::vector<Segment>& part, const Step& step);
   // From here on workers ask for what the attention of that number will read.
   void look_ahead(size_t attention, const Step& step, Worker w) const;
@@ -202,7 +219,8 @@ class Program {
   std::vector<int> group_windows_;  // the farthest look back of a group's layers, in tokens; 0: no keys and values
   std::vector<bool> is_state_;      // whether a group's blocks hold states
   Slot logits_{};
-  int num_tokens_ = 0;      // of the last forward()
+  HeldBatches held_, chosen_;                 // of the last forward(), of the last logits()
+  std::vector<std::vector<int32_t>> tables_;  // of the last forward(), per group: a row for each of its sequences
   int num_logit_rows_ = 0;  // of the last logits()
   std::vector<float> best_values_;  // [workers][rows]
   std::vector<int32_t> best_;

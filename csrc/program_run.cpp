@@ -1,6 +1,7 @@
 // The running half of Program: checks of a step's values, then the list of kernels on every worker.
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -97,12 +98,12 @@ void Program::execute(const std::vector<Segment>& part, const Step& step) {
   const auto seconds_since = [](Clock::time_point begin) {
     return std::chrono::duration<double>(Clock::now() - begin).count();
   };
-  const bool looks_ahead = step.batches && !attentions_.empty();
+  const bool looks_ahead = !attentions_.empty();
   aheads_.resize(static_cast<size_t>(pool_->num_threads()));
   const Clock::time_point begin = Clock::now();
   pool_->run(static_cast<int>(part.size()), [&](int number, Worker w) {
     if (looks_ahead) w.ahead = &aheads_[static_cast<size_t>(w.id)];
-    if (looks_ahead && number == 0) look_ahead(0, step, w);
+    if (looks_ahead && number == 0 && step.is_forward) look_ahead(0, step, w);
     for (const Instruction& instruction : part[static_cast<size_t>(number)]) {
       if (!is_timed_) {
         instruction.run(step, w);
@@ -138,14 +139,59 @@ std::vector<std::pair<std::string, double>> Program::profile() {
 void Program::forward(const StepArrays& step) {
   std::lock_guard<std::mutex> lock(running_);
   check_step(step);
-  std::vector<Batch> batches;
-  for (const TableView& table : step.tables) {
-    batches.push_back({step.num_tokens, step.num_seqs, step.positions, step.query_starts, step.seq_lens, step.table_rows,
-                       table.data, table.max_blocks});
-  }
-  num_tokens_ = step.num_tokens;
+  hold(step);
   if (step.num_tokens == 0) return;
-  execute(forward_, {step.num_tokens, step.tokens, step.positions, batches.data()});
+  execute(forward_, {step.num_tokens, step.tokens, step.positions, held_.groups.data(), true});
+}
+
+// Keeps what the logits part needs of a checked step: the arrays may change before logits() is called.
+void Program::hold(const StepArrays& step) {
+  held_.positions.assign(step.positions, step.positions + step.num_tokens);
+  held_.query_starts.assign(step.query_starts, step.query_starts + step.num_seqs + 1);
+  held_.table_rows.resize(static_cast<size_t>(step.num_seqs));
+  std::iota(held_.table_rows.begin(), held_.table_rows.end(), 0);
+  const auto num_blocks = [&](int seq) {
+    const int begin = step.query_starts[seq], end = step.query_starts[seq + 1];
+    return begin < end ? step.positions[end - 1] / limits_.block_size + 1 : 0;
+  };
+  int64_t columns = 0;
+  for (int seq = 0; seq < step.num_seqs; ++seq) columns = std::max<int64_t>(columns, num_blocks(seq));
+  tables_.resize(step.tables.size());
+  held_.groups.clear();
+  for (size_t g = 0; g < tables_.size(); ++g) {
+    const TableView& table = step.tables[g];
+    tables_[g].resize(static_cast<size_t>(step.num_seqs * columns));
+    for (int seq = 0; seq < step.num_seqs; ++seq) {
+      const int32_t* blocks = table.data + step.table_rows[seq] * table.max_blocks;
+      std::copy(blocks, blocks + num_blocks(seq), tables_[g].data() + seq * columns);
+    }
+    held_.groups.push_back({step.num_tokens, step.num_seqs, held_.positions.data(), held_.query_starts.data(),
+                            held_.table_rows.data(), tables_[g].data(), columns});
+  }
+}
+
+// Makes a batch of some rows of the last step. A row that does not follow the one before it in the same sequence counts
+// as a sequence of its own.
+void Program::choose(const int32_t* rows, int num_rows) {
+  const std::vector<int32_t>& starts = held_.query_starts;
+  chosen_.positions.clear();
+  chosen_.query_starts.clear();
+  chosen_.table_rows.clear();
+  for (int i = 0; i < num_rows; ++i) {
+    const auto seq = static_cast<int32_t>(std::upper_bound(starts.begin(), starts.end(), rows[i]) - starts.begin() - 1);
+    if (i == 0 || seq != chosen_.table_rows.back() || rows[i] != rows[i - 1] + 1) {
+      chosen_.query_starts.push_back(i);
+      chosen_.table_rows.push_back(seq);
+    }
+    chosen_.positions.push_back(held_.positions[static_cast<size_t>(rows[i])]);
+  }
+  const auto num_seqs = static_cast<int>(chosen_.table_rows.size());
+  chosen_.query_starts.push_back(num_rows);
+  chosen_.groups = held_.groups;
+  for (Batch& batch : chosen_.groups) {
+    batch = {num_rows, num_seqs, chosen_.positions.data(), chosen_.query_starts.data(), chosen_.table_rows.data(),
+             batch.block_table, batch.max_blocks};
+  }
 }
 
 const float* Program::logits(const int32_t* rows, int num_rows) {
@@ -154,13 +200,15 @@ const float* Program::logits(const int32_t* rows, int num_rows) {
   if (num_rows > limits_.max_logit_rows) {
     fail(text(num_rows) + " logit rows in a program planned for " + text(limits_.max_logit_rows));
   }
+  const auto num_tokens = static_cast<int>(held_.positions.size());
   for (int i = 0; i < num_rows; ++i) {
-    if (rows[i] < 0 || rows[i] >= num_tokens_) {
-      fail("logit row " + text(rows[i]) + " is not one of the last step's " + text(num_tokens_) + " tokens");
+    if (rows[i] < 0 || rows[i] >= num_tokens) {
+      fail("logit row " + text(rows[i]) + " is not one of the last step's " + text(num_tokens) + " tokens");
     }
   }
   num_logit_rows_ = num_rows;
-  if (num_rows > 0) execute(logits_part_, {num_rows, rows, nullptr, nullptr});
+  choose(rows, num_rows);
+  if (num_rows > 0) execute(logits_part_, {num_rows, rows, chosen_.positions.data(), chosen_.groups.data(), false});
   return arena_.as<float>() + logits_.offset;
 }
 

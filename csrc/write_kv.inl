@@ -39,6 +39,12 @@ OCTAVO_INLINE void write_run(const View& k, const View& v, int64_t row, int coun
     for (int d = 0; d < head_size; d += 16) {
       const int lanes = head_size - d < 16 ? head_size - d : 16;
       T keys[16][16];
+      if (tokens == 1 && lanes == 16) {  // as in decoding
+        convert(k.data + (row + first) * k.ld + column + d, 16, keys[0]);
+#pragma GCC unroll 16
+        for (int j = 0; j < 16; ++j) to[int64_t{d + j} * piece] = keys[0][j];
+        continue;
+      }
       for (int i = 0; i < tokens; ++i) convert(k.data + (row + first + i) * k.ld + column + d, lanes, keys[i]);
       for (int j = 0; j < lanes; ++j) {
         for (int i = 0; i < tokens; ++i) to[int64_t{d + j} * piece + i] = keys[i][j];

@@ -152,13 +152,12 @@ class NativeBackend:
 
     def compile(self, model: Model, cache: KVCacheConfig, limits: Limits) -> NativeRunner:
         _native.release_free_memory()  # what packing left over
-        recorder = Recorder(cache.layout, limits.max_tokens)
+        recorder = Recorder(cache.layout, limits.max_tokens, limits.max_logit_rows)
         hidden: Value = model.forward(recorder)
-        num_forward = len(recorder.instructions)
-        gathered = recorder.begin_logits(hidden, limits.max_logit_rows)
-        logits = recorder.result(model.logits(recorder, gathered))
-        kept = (hidden.columns.buffer, logits.columns.buffer)
-        arena_floats = place(mark_uses(recorder.instructions, kept))
+        recorder.choose()
+        logits = recorder.result(model.logits(recorder, hidden))
+        kept = (*recorder.gathered, logits.columns.buffer)
+        arena_floats = place(mark_uses(recorder.forward + recorder.logits, kept))
         kv_cache = _allocate(cache)
         program = _native.Program(
             self._pool,
@@ -174,7 +173,9 @@ class NativeBackend:
                 cache.block_size,
             ),
         )
-        for part in (recorder.instructions[:num_forward], recorder.instructions[num_forward:]):
+        for part in (recorder.forward, recorder.logits):
+            if part is recorder.logits:
+                program.begin_logits()
             barriers = BarrierPlan()
             for instruction in part:
                 if barriers.needs_barrier(instruction):
