@@ -21,7 +21,7 @@ ALLOWED = {
     "sampling": {"core"},
     "text": {"core", "sampling", "engine.messages"},
     "weights": {"models", "text", "config"},
-    "metrics": {"engine.messages"},
+    "metrics": {"core.delta", "engine.messages"},
     "engine": {"core", "sched", "backends", "models", "sampling", "text", "weights", "metrics", "config"},
     "server": {"engine", "text", "metrics", "config", "core", "sampling", "weights"},
     "cli": {"server", "engine", "text", "weights", "models", "config", "core", "metrics"},

@@ -7,11 +7,14 @@ too: collisions may cost hits, never content. About 100,000 operations a run.
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from octavo.core import invariants
+from octavo.core.allocator import Growth
 from octavo.core.block_hash import BlockHash, hash_block
 from octavo.core.kv_groups import group_layers
 from octavo.core.kv_manager import KVCacheManager
@@ -177,7 +180,7 @@ class KVMachine(RuleBasedStateMachine):
         for write in growth.table_writes:
             known = self.tables.setdefault((seq, write.group), {})
             for i, block_id in enumerate(write.block_ids):
-                known[write.index + i] = block_id
+                known[write.first + i] = block_id
 
     def compute(self, seq: int, new: list[Token]) -> None:
         """Write the new tokens' keys, or the new state, through the tables an executor knows."""
@@ -226,7 +229,9 @@ TestKVMachine = KVMachine.TestCase
     block_size=st.integers(1, 5),
     operations=st.lists(
         st.tuples(
-            st.sampled_from(["grow", "grow", "grow", "fork", "release"]), st.integers(0, 9), st.integers(1, 3)
+            st.sampled_from(["grow", "grow", "grow_each", "grow_each", "fork", "release"]),
+            st.integers(0, 9),
+            st.integers(1, 3),
         ),
         max_size=60,
     ),
@@ -234,7 +239,7 @@ TestKVMachine = KVMachine.TestCase
 def test_growing_in_a_block_at_hand_leaves_what_the_long_way_leaves(layout, block_size, operations):
     """The long way looks at every table each time; the short one only where something else than a count changes."""
     short, long = (KVCacheManager(group_layers(LAYOUTS[layout]), 24, block_size) for _ in range(2))
-    long._quiet_until = lambda table, spec: 0
+    long._quiet_until = lambda group, table: 0
     lengths = {0: 0}
     short.admit(0)
     long.admit(0)
@@ -252,6 +257,12 @@ def test_growing_in_a_block_at_hand_leaves_what_the_long_way_leaves(layout, bloc
             growth = short.grow(seq, lengths[seq] + count)
             assert growth == long.grow(seq, lengths[seq] + count)
             lengths[seq] += count if growth is not None else 0
+        elif operation == "grow_each":
+            growths = list(takewhile(bool, (long.grow(seq, lengths[seq] + 1) for seq in lengths)))
+            writes = tuple(write for growth in growths for write in growth.table_writes)
+            copies = tuple(copy for growth in growths for copy in growth.copies)
+            assert short.grow_each(list(lengths)) == (len(growths), Growth(writes, copies))
+            lengths |= {seq: lengths[seq] + 1 for seq in list(lengths)[: len(growths)]}
         invariants.check(short)
         assert list(short.pool.free_ids()) == list(long.pool.free_ids())
         assert short.stats() == long.stats()

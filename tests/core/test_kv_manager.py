@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.core import invariants
+from octavo.core.allocator import Growth
 from octavo.core.block_table import Slot
 from octavo.core.step import CopyBlock, TableWrite
 
@@ -20,7 +21,7 @@ def test_worked_example_of_the_article(make_manager, reorder):
     manager.admit(0)
     growth = manager.grow(0, 7)
     table = manager.tables[0][0]
-    assert growth.table_writes == (TableWrite(0, 0, (7, 1)),)
+    assert growth.table_writes == (TableWrite(0, 0, 0, (7, 1)),)
     assert [table.num_filled(0), table.num_filled(1)] == [4, 3]
     assert table.num_slots_empty == 1
 
@@ -28,7 +29,7 @@ def test_worked_example_of_the_article(make_manager, reorder):
     assert table.locate(7) == Slot(1, 3)  # the first generated token: fourth slot of block 1
     assert table.num_filled(1) == 4
 
-    assert manager.grow(0, 9).table_writes == (TableWrite(0, 2, (3,)),)
+    assert manager.grow(0, 9).table_writes == (TableWrite(0, 0, 2, (3,)),)
     assert table.block_ids == [7, 1, 3]
     assert table.locate(8) == Slot(3, 0)
     assert manager.stats().num_slots_filled == 9
@@ -53,6 +54,17 @@ def test_growth_that_does_not_fit_changes_nothing(make_manager):
     assert ids(manager, 0) == [0, 1]
     assert manager.tables[0][0].num_tokens == 5
     assert manager.num_blocks_free == 1
+
+
+def test_growing_each_by_one_ends_at_the_first_without_a_block(make_manager):
+    manager = make_manager(num_blocks=4)
+    for seq_id, num_tokens in ((0, 3), (1, 4), (2, 4)):
+        manager.admit(seq_id)
+        manager.grow(seq_id, num_tokens)
+    assert manager.grow_each([0, 1, 2, 0]) == (2, Growth((TableWrite(1, 0, 1, (3,)),)))
+    assert [manager.tables[seq_id][0].num_tokens for seq_id in (0, 1, 2)] == [4, 5, 4]
+    assert manager.num_blocks_free == 0
+    invariants.check(manager)
 
 
 def test_release_returns_the_tail_first(make_manager):
@@ -83,7 +95,7 @@ def test_first_divergent_write_copies_the_partial_block_once(make_manager):
     manager.fork(0, 1)
     first = manager.grow(1, 8)
     assert first.copies == (CopyBlock(0, src=1, dst=2),)
-    assert first.table_writes == (TableWrite(0, 0, (0, 2)),)  # the child's table was never sent before
+    assert first.table_writes == (TableWrite(1, 0, 0, (0, 2)),)  # the child's table was never sent before
     assert [manager.pool.ref_count(b) for b in (0, 1, 2)] == [2, 1, 1]
     second = manager.grow(0, 8)
     assert second.copies == ()
@@ -100,7 +112,7 @@ def test_writing_parent_is_repointed_and_told_so(make_manager):
     manager.fork(0, 1)
     growth = manager.grow(0, 7)
     assert growth.copies == (CopyBlock(0, src=1, dst=2),)
-    assert growth.table_writes == (TableWrite(0, 1, (2,)),)
+    assert growth.table_writes == (TableWrite(0, 0, 1, (2,)),)
 
 
 def test_full_shared_block_is_never_copied(make_manager):
@@ -151,7 +163,7 @@ def test_forked_sequence_learns_its_table_once_even_if_it_needs_no_block(make_ma
     manager.admit(0)
     manager.grow(0, 8)
     manager.fork(0, 1)
-    assert manager.grow(1, 8).table_writes == (TableWrite(0, 0, (0, 1)),)
+    assert manager.grow(1, 8).table_writes == (TableWrite(1, 0, 0, (0, 1)),)
     assert manager.grow(1, 8).table_writes == ()
 
 

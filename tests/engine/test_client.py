@@ -158,9 +158,9 @@ def test_a_choice_that_is_ended_stops_alone_and_the_iterator_ends_with_the_last(
             params = SamplingParams(n=3, max_tokens=40, temperature=0.0, ignore_eos=True)
             counts = dict.fromkeys(range(3), 0)
             async for delta in engine.generate(GenerateRequest("a", [1, 2, 3], params)):
-                counts[delta.index] += len(delta.token_ids)
+                counts[delta.choice] += len(delta.token_ids)
                 for index in (0, 2):
-                    if delta.index == index and counts[index] == 2 + index:
+                    if delta.choice == index and counts[index] == 2 + index:
                         engine.end_choice("a", index)
             assert counts == {0: 2, 1: 40, 2: 4}
             await until(lambda: stats[-1].blocks_used == 0)
@@ -177,7 +177,7 @@ def test_the_last_choice_that_is_ended_ends_the_request_as_stopped():
         async with running_engine() as (engine, stats):
             params = SamplingParams(n=2, max_tokens=50, temperature=0.0, ignore_eos=True)
             async for delta in engine.generate(GenerateRequest("a", [1, 2, 3], params)):
-                engine.end_choice("a", delta.index)
+                engine.end_choice("a", delta.choice)
             await until(lambda: stats[-1].blocks_used == 0)
             assert sum((s.finished.get("stop", 0) for s in stats), 0) == 1
             assert sum((s.finished.get("abort", 0) for s in stats), 0) == 0
@@ -198,11 +198,11 @@ def test_choices_beams_and_best_of_come_whole_through_the_process():
                 params = SamplingParams(seed=1, max_tokens=6, ignore_eos=True, **fields)
                 deltas = [d async for d in engine.generate(GenerateRequest(name, [1, 2, 3], params))]
                 tokens = {
-                    i: [t for d in deltas if d.index == i for t in d.token_ids] for i in range(params.n)
+                    i: [t for d in deltas if d.choice == i for t in d.token_ids] for i in range(params.n)
                 }
                 assert [len(t) for t in tokens.values()] == [6] * params.n
                 assert len({tuple(t) for t in tokens.values()}) == params.n
-                assert sorted(d.index for d in deltas if d.finish_reason) == list(range(params.n))
+                assert sorted(d.choice for d in deltas if d.finish_reason) == list(range(params.n))
             await until(lambda: stats[-1].blocks_used == 0)
 
     run(test)

@@ -46,7 +46,7 @@ def tokens_of(engine: Engine) -> dict[tuple[str, int], list[int]]:
         while engine.has_work:
             for delta in engine.step().deltas:
                 assert delta.error is None
-                found.setdefault((delta.request_id, delta.index), []).extend(delta.token_ids)
+                found.setdefault((delta.request_id, delta.choice), []).extend(delta.token_ids)
     return found
 
 

@@ -20,9 +20,9 @@ def test_step_returns_the_tokens_of_the_step(make_rig):
     rig = make_rig()
     rig.add("a", 10, 3, max_tokens=2)
     first = rig.step()
-    assert [(d.request_id, d.token_ids, d.finish_reason) for d in first.deltas] == [("a", [13], None)]
+    assert [(d.request_id, d.token_ids, d.finish_reason) for d in first.deltas] == [("a", (13,), None)]
     second = rig.step()
-    assert [(d.request_id, d.token_ids, d.finish_reason) for d in second.deltas] == [("a", [14], "length")]
+    assert [(d.request_id, d.token_ids, d.finish_reason) for d in second.deltas] == [("a", (14,), "length")]
 
 
 def test_stats_of_a_step(make_rig):
@@ -52,7 +52,7 @@ def test_end_of_sequence_token_ends_a_request_and_is_named(make_rig):
     rig.add("a", 4092, 2, max_tokens=10)
     rig.step()
     delta = rig.step().deltas[0]
-    assert (delta.token_ids, delta.finish_reason, delta.stop_token_id) == ([4095], "stop", 4095)
+    assert (delta.token_ids, delta.finish_reason, delta.stop_token_id) == ((4095,), "stop", 4095)
 
 
 def test_ignore_eos_goes_on(make_rig):

@@ -15,7 +15,7 @@ def choices(rig: Any) -> dict[tuple[str, int], list[int]]:
             return found
         for delta in rig.engine.step().deltas:
             assert delta.error is None, delta.error
-            found.setdefault((delta.request_id, delta.index), []).extend(delta.token_ids)
+            found.setdefault((delta.request_id, delta.choice), []).extend(delta.token_ids)
     raise AssertionError("not done after 2000 steps")
 
 
@@ -44,7 +44,7 @@ def test_a_choice_may_be_ended_whatever_its_group_does(make_rig: Any, num_steps:
     got: dict[tuple[str, int], list[int]] = {}
     for _ in range(num_steps):
         for delta in rig.engine.step().deltas:
-            got.setdefault((delta.request_id, delta.index), []).extend(delta.token_ids)
+            got.setdefault((delta.request_id, delta.choice), []).extend(delta.token_ids)
     is_known = rig.engine.scheduler.request("a") is not None
     assert rig.engine.abort("a", index, "stop") == is_known
     assert not rig.engine.abort("a", index, "stop")

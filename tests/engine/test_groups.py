@@ -13,10 +13,11 @@ import pytest
 from octavo.backends.native import NativeBackend
 from octavo.config import EngineConfig
 from octavo.core import invariants
+from octavo.core.delta import TokenDelta
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine import build
 from octavo.engine.engine import Engine
-from octavo.engine.messages import GenerateRequest, TokenDelta
+from octavo.engine.messages import GenerateRequest
 from octavo.errors import ModelNotFoundError
 from octavo.sched.budget import SchedulerConfig
 from octavo.weights import hub
@@ -50,7 +51,7 @@ def run(engine: Engine, requests: list[tuple[list[int], SamplingParams]]) -> lis
         engine.add_request(GenerateRequest(str(i), prompt, params))
     found: list[dict[int, list[int]]] = [{} for _ in requests]
     for delta in drain(engine):
-        found[int(delta.request_id)].setdefault(delta.index, []).extend(delta.token_ids)
+        found[int(delta.request_id)].setdefault(delta.choice, []).extend(delta.token_ids)
     return found
 
 
@@ -89,8 +90,8 @@ def test_beam_search_gives_the_sequences_and_scores_of_transformers(model):
         engine.add_request(GenerateRequest(str(i), case["prompt"], beam_params(case)))
     deltas = drain(engine)
     for i, case in enumerate(cases):
-        mine = sorted((d for d in deltas if d.request_id == str(i)), key=lambda d: d.index)
-        assert [d.token_ids for d in mine] == case["sequences"], case
+        mine = sorted((d for d in deltas if d.request_id == str(i)), key=lambda d: d.choice)
+        assert [list(d.token_ids) for d in mine] == case["sequences"], case
         assert [d.score for d in mine] == pytest.approx(case["scores"], abs=3e-4), case
 
 
@@ -115,7 +116,7 @@ def record(engine: Engine, requests: list[tuple[list[int], SamplingParams]]) -> 
     seen = [
         (
             d.request_id,
-            d.index,
+            d.choice,
             d.token_ids,
             d.score,
             d.finish_reason,
@@ -177,8 +178,8 @@ def test_best_of_returns_the_most_likely_choices_best_first():
     sums: dict[int, float] = dict.fromkeys(range(6), 0.0)
     tokens: dict[int, list[int]] = {i: [] for i in range(6)}
     for delta in drain(engine):
-        sums[delta.index] += sum(p.logprob for p in delta.logprobs or ())
-        tokens[delta.index] += delta.token_ids
+        sums[delta.choice] += sum(p.logprob for p in delta.logprobs or ())
+        tokens[delta.choice] += delta.token_ids
     ranked = sorted(sums, key=lambda i: -sums[i])
     chosen = dataclasses.replace(base, n=2, best_of=6, logprobs=None)
     found = run(make_engine(GOLDEN / "tiny" / "llama"), [([4, 5, 6], chosen)])

@@ -11,10 +11,11 @@ from octavo.backends.native import NativeBackend
 from octavo.config import EngineConfig
 from octavo.core import invariants
 from octavo.core.block_hash import BlockHash, hash_block
+from octavo.core.delta import TokenDelta
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.build import assemble
 from octavo.engine.engine import Engine
-from octavo.engine.messages import GenerateRequest, TokenDelta
+from octavo.engine.messages import GenerateRequest
 from octavo.weights.loader import open_checkpoint
 
 TINY = Path(__file__).parent.parent / "golden" / "tiny"

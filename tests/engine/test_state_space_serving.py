@@ -60,7 +60,7 @@ class Served:
         while self.engine.has_work:
             for delta in self.engine.step().deltas:
                 assert delta.finish_reason != "error", delta.error
-                self._texts.setdefault((delta.request_id, delta.index), []).extend(delta.token_ids)
+                self._texts.setdefault((delta.request_id, delta.choice), []).extend(delta.token_ids)
 
 
 def note_logits(served: Served) -> Logits:

@@ -48,7 +48,7 @@ def run_paged() -> Callable[..., F32]:
             growth = manager.grow(SEQ, end)
             assert growth is not None, f"{num_blocks} blocks do not last for {end} tokens"
             for write in growth.table_writes:
-                tables[write.group][0, write.index : write.index + len(write.block_ids)] = write.block_ids
+                tables[write.group][0, write.first : write.first + len(write.block_ids)] = write.block_ids
                 for block_id in write.block_ids:
                     runner.fill_block(block_id, float("nan"))
             runner.forward(

@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from octavo.core.block import SeqId
+from octavo.core.delta import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.step import TokenLogprobs
 from octavo.sampling.sampler import Draws, Sampler, SampleState
 
 F32 = NDArray[np.float32]

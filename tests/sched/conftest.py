@@ -7,11 +7,13 @@ every operation, and the driver keeps the executor's view of the block tables.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 import pytest
 
 from octavo.core import invariants
 from octavo.core.block import SeqId
+from octavo.core.delta import TokenDelta
 from octavo.core.kv_groups import group_layers
 from octavo.core.kv_manager import KVCacheManager
 from octavo.core.kv_spec import FullAttentionSpec
@@ -20,7 +22,7 @@ from octavo.core.request import Request, Sequence
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import StepPlan, StepResult
 from octavo.sched.budget import SchedulerConfig
-from octavo.sched.scheduler import Scheduler, SequenceOutput
+from octavo.sched.scheduler import Scheduler
 
 
 class Driver:
@@ -84,16 +86,14 @@ class Driver:
             for slot in range(self.manager.block_size):
                 if (copy.src, slot) in self._memory:
                     self._memory[copy.dst, slot] = self._memory[copy.src, slot]
-        drawn, failed = [], {}
-        for piece in plan.slices:
-            self._write_table(piece)
-            if failure == "in":
-                continue
-            self._compute(piece)
-            for seq_id in piece.sample_for:
-                if self.scheduler.book.sequences[seq_id][0].request_id in fail:
-                    failed[seq_id] = "broken"
-                drawn.append(None if seq_id in failed else piece.token_ids[-1] + 1)
+        self._write_tables(plan)
+        answers = [] if failure == "in" else self._compute(plan)
+        failed = {
+            seq_id: "broken"
+            for seq_id, _ in answers
+            if self.scheduler.book.sequences[seq_id][0].request_id in fail
+        }
+        drawn = [None if seq_id in failed else token_id for seq_id, token_id in answers]
         result = StepResult(plan.step, drawn, failed=failed, swap_failure=failure)
         for output in self.scheduler.apply(plan, result, 0.0):
             self._record(output)
@@ -118,25 +118,34 @@ class Driver:
         """The plans as text: sequence@[start,end) with * where a token is drawn, then who lost its blocks."""
         lines = []
         for plan in self.plans:
-            parts = [f"{s.seq_id}@[{s.start},{s.end}){'*' if s.needs_logits else ''}" for s in plan.slices]
+            columns = zip(plan.seq_ids, plan.ends, plan.lengths, plan.num_draws, strict=True)
+            parts = [f"{s}@[{end - length},{end}){'*' if draws else ''}" for s, end, length, draws in columns]
             parts += [f"preempt {seq_id}" for seq_id in plan.preempted]
             parts += [f"end {seq_id}" for seq_id in plan.finished]
             lines.append(f"{plan.step}: " + " ".join(parts))
         return lines
 
-    def _write_table(self, piece) -> None:
-        table = self._tables.setdefault(piece.seq_id, [])
-        for write in piece.table_writes:
-            table[write.index : write.index + len(write.block_ids)] = write.block_ids
-        assert table == self.manager.tables[piece.seq_id][0].block_ids
+    def _write_tables(self, plan: StepPlan) -> None:
+        for seq_id, _, first, block_ids in plan.table_writes:
+            self._tables.setdefault(seq_id, [])[first : first + len(block_ids)] = block_ids
+        for seq_id in plan.seq_ids:
+            assert self._tables[seq_id] == self.manager.tables[seq_id][0].block_ids
 
-    def _compute(self, piece) -> None:
-        """Write the slice's tokens into its blocks and read the whole context back through the table."""
-        size, table = self.manager.block_size, self._tables[piece.seq_id]
-        for position, token_id in enumerate(piece.token_ids, piece.start):
-            self._memory[table[position // size], position % size] = token_id
-        context = [self._memory[table[p // size], p % size] for p in range(piece.end)]
-        assert context == self.scheduler.sequence(piece.seq_id).token_ids[: piece.end]
+    def _compute(self, plan: StepPlan) -> list[tuple[SeqId, int]]:
+        """Write each slice's tokens into its blocks and read the whole context back through the table. Who draws
+        which token."""
+        size, token_ids, drawing = self.manager.block_size, iter(plan.token_ids), iter(plan.drawing)
+        answers = []
+        columns = zip(plan.seq_ids, plan.ends, plan.lengths, plan.num_draws, strict=True)
+        for seq_id, end, length, num_draws in columns:
+            table = self._tables[seq_id]
+            for position in range(end - length, end):
+                self._memory[table[position // size], position % size] = next(token_ids)
+            context = [self._memory[table[p // size], p % size] for p in range(end)]
+            assert context == self.scheduler.sequence(seq_id).token_ids[:end]
+            answers += [(child, context[-1] + 1) for child in islice(drawing, num_draws)]
+        assert list(token_ids) == list(drawing) == []
+        return answers
 
     def play_swaps(self, swap_out, swap_in) -> str | None:
         """Move the contents; what fails is lost."""
@@ -152,7 +161,7 @@ class Driver:
                 self._memory[move.block_id, slot] = self._swapped[move.swap_id, slot]
         return None
 
-    def _record(self, output: SequenceOutput) -> None:
+    def _record(self, output: TokenDelta) -> None:
         choices = self.choices[output.request_id]
         choices[output.choice] += output.token_ids
         self.outputs[output.request_id] = choices[0]

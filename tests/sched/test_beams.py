@@ -50,8 +50,8 @@ def run() -> tuple[list[str], Scheduler, KVCacheManager]:
     for _ in range(STEPS):
         plan = scheduler.step(0.0)
         found = {
-            piece.seq_id: candidates(scheduler.sequence(piece.seq_id).token_ids, piece.num_candidates)
-            for piece in plan.slices
+            plan.seq_ids[s]: candidates(scheduler.sequence(plan.seq_ids[s]).token_ids, count)
+            for s, count in plan.candidates
         }
         scheduler.apply(plan, StepResult(plan.step, (), candidates=found), 0.0)
         invariants.check(manager)
@@ -83,9 +83,9 @@ def test_search_with_one_beam_that_cannot_be_ranked_ends_as_a_whole():
     """The other beams' slices come after the failure; applying them once looked for sequences that were gone."""
     _, scheduler, manager = run()
     plan = scheduler.step(0.0)
-    assert len(plan.slices) == WIDTH
-    found = {piece.seq_id: ((1, -1.0),) for piece in plan.slices[1:]}
-    result = StepResult(plan.step, (), candidates=found, failed={plan.slices[0].seq_id: "not finite"})
+    assert [s for s, _ in plan.candidates] == list(range(WIDTH))
+    found = dict.fromkeys(plan.seq_ids[1:], ((1, -1.0),))
+    result = StepResult(plan.step, (), candidates=found, failed={plan.seq_ids[0]: "not finite"})
     (output,) = scheduler.apply(plan, result, 0.0)
     assert (output.choice, output.finish_reason, output.error) == (0, "error", "not finite")
     invariants.check_idle(manager)

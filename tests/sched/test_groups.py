@@ -20,7 +20,8 @@ def test_prompt_of_a_group_is_computed_once_and_shared(drive):
     d = drive()
     d.add("a", num_prompt=7, max_tokens=3, n=3)
     plan = d.step()
-    assert [(s.seq_id, s.start, s.end, s.sample_for) for s in plan.slices] == [(0, 0, 7, (0, 1, 2))]
+    assert (plan.seq_ids, plan.ends, plan.lengths) == ((0,), (7,), (7,))
+    assert (plan.drawing, plan.num_draws) == ((0, 1, 2), (3,))
     assert [table(d, s) for s in (0, 1, 2)] == [[0, 1]] * 3
     assert ref_counts(d, (0, 1)) == [3, 3]
 

@@ -83,7 +83,7 @@ def test_the_short_way_of_decoding_plans_what_the_long_way_plans(
         for _ in range(2)
     ]
     drivers[1].scheduler._continue_decoding = lambda position: position
-    drivers[1].manager._quiet_until = lambda table, spec: 0
+    drivers[1].manager._quiet_until = lambda group, table: 0
     for d in drivers:
         for action, x, y in actions:
             if action == "add":

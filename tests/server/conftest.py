@@ -15,14 +15,13 @@ import httpx
 import pytest
 import uvicorn
 
+from octavo.core.delta import TokenDelta, TokenLogprobs
 from octavo.engine.messages import (
     BlockSnapshot,
     GenerateRequest,
-    Logprob,
     Ready,
     SequenceBlocks,
     StepStats,
-    TokenDelta,
 )
 from octavo.errors import EngineError, RequestError
 from octavo.server.app import create_app
@@ -148,18 +147,18 @@ class RecitingEngine:
             self.is_alive = False
             raise EngineError("the engine died")
         if self.give_up_after is not None and count > self.give_up_after:
-            return TokenDelta(request.request_id, 0, [], finish_reason="error", error="not a number")
+            return TokenDelta(request.request_id, 0, (), finish_reason="error", error="not a number")
         is_stop = token == EOS or token in params.stop_token_ids
         limit = params.max_tokens or self.info.max_model_len - len(request.prompt_token_ids)
         logprobs = prompt_logprobs = None
         if params.logprobs is not None:
-            logprobs = [logprob(token, params.logprobs)]
+            logprobs = (logprob(token, params.logprobs),)
         if params.prompt_logprobs is not None and position == index == 0:
             prompt_logprobs = [logprob(t, params.prompt_logprobs) for t in request.prompt_token_ids[1:]]
         return TokenDelta(
             request.request_id,
             index,
-            [token],
+            (token,),
             logprobs=logprobs,
             finish_reason="stop" if is_stop else "length" if count == limit else None,
             stop_token_id=token if is_stop else None,
@@ -168,9 +167,9 @@ class RecitingEngine:
         )
 
 
-def logprob(token: int, num_top: int) -> Logprob:
+def logprob(token: int, num_top: int) -> TokenLogprobs:
     """The token itself is second best; 'z' leads."""
-    return Logprob(token, -1.5, 2, [(ord("z"), -0.5), (token, -1.5), (0, float("-inf"))][:num_top])
+    return TokenLogprobs(token, -1.5, 2, [(ord("z"), -0.5), (token, -1.5), (0, float("-inf"))][:num_top])
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.core.delta import FinishReason, TokenDelta, TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.messages import FinishReason, Logprob, TokenDelta
 from octavo.text.output import (
     RequestAssembler,
     TextDelta,
@@ -49,7 +49,7 @@ def assembler(**fields: Any) -> RequestAssembler:
 def delta(
     tokens: Sequence[int], finish_reason: FinishReason | None = None, index: int = 0, **fields: Any
 ) -> TokenDelta:
-    return TokenDelta("r", index, list(tokens), finish_reason=finish_reason, **fields)
+    return TokenDelta("r", index, tuple(tokens), finish_reason=finish_reason, **fields)
 
 
 def push(one: RequestAssembler, *args: Any, **fields: Any) -> TextDelta:
@@ -58,8 +58,8 @@ def push(one: RequestAssembler, *args: Any, **fields: Any) -> TextDelta:
     return result
 
 
-def logprob(token_id: int, *top: int) -> Logprob:
-    return Logprob(token_id, -0.5, 1, [(t, -0.5 - i) for i, t in enumerate(top)])
+def logprob(token_id: int, *top: int) -> TokenLogprobs:
+    return TokenLogprobs(token_id, -0.5, 1, [(t, -0.5 - i) for i, t in enumerate(top)])
 
 
 def splits(tokens: Sequence[int], max_cuts: int) -> Iterator[list[Sequence[int]]]:

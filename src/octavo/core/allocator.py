@@ -80,6 +80,11 @@ class KVAllocator(Protocol):
         """grow() for each (sequence, num_tokens) in turn, all or none."""
         ...
 
+    def grow_each(self, seq_ids: Sequence[SeqId]) -> tuple[int, Growth]:
+        """grow() by one token for each sequence in turn, up to the first that gets no block: how many got what
+        they needed, and what changed."""
+        ...
+
     def commit(self, seq_id: SeqId, token_ids: Sequence[int], num_computed: int) -> None:
         """The keys and values of the first `num_computed` of `token_ids` are in the cache: full blocks may
         be found from now on."""

@@ -30,7 +30,9 @@ class BlockTable:
     num_tokens: int = 0  # positions written, those in skipped blocks included
     num_skipped: int = 0  # leading entries that were given back: all None
     num_sent: int = 0  # leading entries the executor already knows
-    quiet_until: int = 0  # growing up to here is counting: no block is taken, copied, sent or given back
+    quiet_until: int = (
+        0  # growing its sequence up to here is counting: no block is taken, copied, sent or given back
+    )
 
     @property
     def num_logical(self) -> int:

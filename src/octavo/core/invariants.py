@@ -38,6 +38,8 @@ def check(manager: KVCacheManager) -> None:
     entries: Counter[BlockId] = Counter()
     filled: dict[BlockId, int] = {}
     for seq_id, tables in manager.tables.items():
+        ends = {(table.num_tokens, table.quiet_until) for table in tables}
+        _require(len(ends) == 1, f"sequence {seq_id}: its tables end at different positions: {sorted(ends)}")
         for table in tables:
             _check_table(manager, seq_id, table)
             for logical, block_id in table.held:

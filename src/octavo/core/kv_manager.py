@@ -59,6 +59,9 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks, self._on_reuse)
         self.tables: dict[SeqId, tuple[BlockTable, ...]] = {}
         self.chains: dict[SeqId, Chain] = {}
+        self._specs = [group.spec for group in layout.groups]
+        # Groups whose blocks go out of sight
+        self._skipping = [g for g, s in enumerate(self._specs) if s.num_skipped(1 << 30, block_size)]
         self._has_states = any(isinstance(g.spec, MambaSpec) for g in layout.groups)
         self._num_slots_filled = 0
         self._num_cached = 0  # free blocks that can still be found
@@ -126,8 +129,7 @@ class KVCacheManager:
                 self.index.drop(chain.node)
                 chain.node = None
                 return
-            self.index.hold(child)
-            self.index.drop(chain.node)
+            self.index.move_hold(child)
             chain.node = child
             self._put_blocks(seq_id, child, chain.num_blocks, num_computed)
             chain.num_blocks += 1
@@ -145,28 +147,35 @@ class KVCacheManager:
 
     def grow(self, seq_id: SeqId, num_tokens: int) -> Growth | None:
         tables = self.tables[seq_id]
-        for table in tables:
-            if not table.num_tokens <= num_tokens <= table.quiet_until:
-                break
-        else:  # as in most steps
+        if tables[0].num_tokens <= num_tokens <= tables[0].quiet_until:
             for table in tables:
                 self._num_slots_filled += num_tokens - table.num_tokens
                 table.num_tokens = num_tokens
             return _NOTHING_NEW
-        self.release_skipped(seq_id)
-        if self.blocks_missing(seq_id, num_tokens) > self.pool.num_free:
-            return None
         writes: list[TableWrite] = []
         copies: list[CopyBlock] = []
-        for g, table in enumerate(tables):
-            assert num_tokens >= table.num_tokens, f"sequence {seq_id} cannot shrink to {num_tokens}"
-            if self._copy_needed(table, num_tokens):
-                copies.append(self._copy_last_block(g, table))
-            self._extend(table, self.layout.groups[g].spec, num_tokens)
-            writes += _unsent(g, table)
-            table.num_sent = table.num_logical
-            table.quiet_until = self._quiet_until(table, self.layout.groups[g].spec)
+        if not self._grow_blocks(seq_id, num_tokens, writes, copies):
+            return None
         return Growth(tuple(writes), tuple(copies))
+
+    def grow_each(self, seq_ids: Sequence[SeqId]) -> tuple[int, Growth]:
+        writes: list[TableWrite] = []
+        copies: list[CopyBlock] = []
+        num_quiet = num_others = 0
+        for seq_id in seq_ids:
+            tables = self.tables[seq_id]
+            first = tables[0]
+            num_tokens = first.num_tokens + 1
+            if num_tokens <= first.quiet_until:  # as in most steps
+                for table in tables:
+                    table.num_tokens = num_tokens
+                num_quiet += 1
+            elif self._grow_blocks(seq_id, num_tokens, writes, copies):
+                num_others += 1
+            else:
+                break
+        self._num_slots_filled += num_quiet * len(self.layout.groups)
+        return num_quiet + num_others, Growth(tuple(writes), tuple(copies))
 
     def grow_all(self, targets: Sequence[tuple[SeqId, int]]) -> tuple[Growth, ...] | None:
         if len(targets) == 1:
@@ -257,6 +266,28 @@ class KVCacheManager:
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────
 
+    def _grow_blocks(
+        self, seq_id: SeqId, num_tokens: int, writes: list[TableWrite], copies: list[CopyBlock]
+    ) -> bool:
+        """grow() where more than a count changes: adds what to `writes` and `copies`. False: too few blocks."""
+        self.release_skipped(seq_id)
+        tables, num_free = self.tables[seq_id], self.pool.num_free
+        num_new = max(0, -(-num_tokens // self.block_size) - len(tables[0].block_ids))
+        most = len(tables) * (num_new + 1)  # with a copy of each last block
+        if most > num_free and self.blocks_missing(seq_id, num_tokens) > num_free:
+            return False
+        for g, table in enumerate(tables):
+            assert num_tokens >= table.num_tokens, f"sequence {seq_id} cannot shrink to {num_tokens}"
+            if self._copy_needed(table, num_tokens):
+                copies.append(self._copy_last_block(g, table))
+            self._extend(table, self._specs[g], num_new, num_tokens)
+            writes += _unsent(seq_id, g, table)
+            table.num_sent = len(table.block_ids)
+        quiet_until = min([self._quiet_until(g, table) for g, table in enumerate(tables)])
+        for table in tables:
+            table.quiet_until = quiet_until
+        return True
+
     def _start_chain(self, seq_id: SeqId, node: PrefixNode | None, num_blocks: int) -> None:
         if self.index is not None and node is not None:
             self.index.hold(node)
@@ -275,8 +306,9 @@ class KVCacheManager:
         table.quiet_until = 0  # its last block is no longer its own
         return BlockTable(self.block_size, list(table.block_ids), table.num_tokens, table.num_skipped)
 
-    def _quiet_until(self, table: BlockTable, spec: KVCacheSpec) -> int:
+    def _quiet_until(self, group: int, table: BlockTable) -> int:
         """The end of the table's last block, or before it the first position where a block slides out of sight."""
+        spec = self._specs[group]
         last = table.block_ids[-1] if table.block_ids else None
         if last is None or self.pool.is_shared(last):
             return 0
@@ -287,9 +319,8 @@ class KVCacheManager:
             ends, table.num_skipped, key=lambda end: spec.num_skipped(end, self.block_size)
         )
 
-    def _extend(self, table: BlockTable, spec: KVCacheSpec, num_tokens: int) -> None:
-        """Take the blocks up to `num_tokens` and count their slots as filled."""
-        num_new = max(0, -(-num_tokens // self.block_size) - len(table.block_ids))
+    def _extend(self, table: BlockTable, spec: KVCacheSpec, num_new: int, num_tokens: int) -> None:
+        """Take the blocks up to `num_tokens`, `num_new` logical ones, and count their slots as filled."""
         num_stored = spec.num_stored(num_new)
         table.block_ids += [None] * (num_new - num_stored)
         table.block_ids += [self.pool.allocate() for _ in range(num_stored)]
@@ -303,13 +334,14 @@ class KVCacheManager:
         boundary = (logical + 1) * self.block_size
         for g, table in enumerate(self.tables[seq_id]):
             block_id = table.block_ids[logical]
-            if block_id is not None and self.layout.groups[g].spec.is_checkpoint(boundary, num_computed):
+            if block_id is not None and self._specs[g].is_checkpoint(boundary, num_computed):
                 self.index.put(node, g, block_id)
 
     def release_skipped(self, seq_id: SeqId) -> None:
         """Return the blocks that no query from the next one on can see."""
-        for group, table in zip(self.layout.groups, self.tables[seq_id], strict=True):
-            skipped = group.spec.num_skipped(table.num_tokens, self.block_size)
+        for g in self._skipping:
+            table = self.tables[seq_id][g]
+            skipped = self._specs[g].num_skipped(table.num_tokens, self.block_size)
             if skipped <= table.num_skipped:
                 continue
             skipped = min(skipped, len(table.block_ids))
@@ -368,13 +400,15 @@ class KVCacheManager:
         return CopyBlock(group, old, new)
 
 
-def _unsent(group: int, table: BlockTable) -> Iterator[TableWrite]:
+def _unsent(seq_id: SeqId, group: int, table: BlockTable) -> Iterator[TableWrite]:
     """What the executor does not know yet, as runs of held blocks."""
+    first = max(table.num_sent, table.num_skipped)
     run: list[BlockId] = []
-    for logical in range(max(table.num_sent, table.num_skipped), table.num_logical + 1):
-        block_id = table.block_ids[logical] if logical < table.num_logical else None
+    for block_id in (*table.block_ids[first:], None):
         if block_id is not None:
             run.append(block_id)
-        elif run:
-            yield TableWrite(group, logical - len(run), tuple(run))
-            run = []
+            continue
+        if run:
+            yield TableWrite(seq_id, group, first, tuple(run))
+        first += len(run) + 1
+        run = []

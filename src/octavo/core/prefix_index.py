@@ -120,6 +120,12 @@ class PrefixIndex:
         node.num_holders -= 1
         self._prune(node)
 
+    def move_hold(self, child: PrefixNode) -> None:
+        """A sequence's chain that ended at the child's parent ends at the child."""
+        assert child.parent is not None and child.parent.num_holders > 0, "moved more often than held"
+        child.parent.num_holders -= 1  # it has a child: it stays
+        child.num_holders += 1
+
     def clear(self) -> None:
         """Forget every block. Nodes that sequences hold remain, without blocks."""
         for block_id in list(self._of_block):

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from octavo.core.beam import BeamSearch
 from octavo.core.block import SeqId
+from octavo.core.delta import FinishReason, TokenLogprobs
 from octavo.core.prefix_index import Tenant
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.step import TokenLogprobs
 
 Candidates = tuple[tuple[int, float], ...]  # (token id, log-probability), best first
-FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class RequestStatus(Enum):

@@ -5,9 +5,9 @@ A choice can only be judged when all have ended, so nothing of such a request is
 
 from __future__ import annotations
 
+from octavo.core.delta import TokenDelta
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.text_stops import TextStops
-from octavo.sched.records import SequenceOutput
 
 
 def needs_selection(params: SamplingParams) -> bool:
@@ -21,10 +21,10 @@ class BestOf:
         self._params = params
         self._stops = stops
         self._token_ids: dict[int, list[int]] = {i: [] for i in range(params.num_sequences)}
-        self._outputs: dict[int, list[SequenceOutput]] = {i: [] for i in range(params.num_sequences)}
+        self._outputs: dict[int, list[TokenDelta]] = {i: [] for i in range(params.num_sequences)}
         self._num_running = params.num_sequences
 
-    def is_stopped(self, output: SequenceOutput) -> bool:
+    def is_stopped(self, output: TokenDelta) -> bool:
         """Whether a choice that would go on has completed a stop string. Asked once of each output, before
         push()."""
         token_ids = self._token_ids[output.choice]
@@ -33,7 +33,7 @@ class BestOf:
             return False
         return len(token_ids) > self._params.min_tokens and self._stops.ends(token_ids)
 
-    def push(self, output: SequenceOutput) -> list[SequenceOutput]:
+    def push(self, output: TokenDelta) -> list[TokenDelta]:
         """Nothing until the last choice has ended, then the n best as choices 0 to n - 1, best first; of
         equals the earlier choice."""
         self._outputs[output.choice].append(output)
@@ -54,9 +54,9 @@ class BestOf:
         outputs = self._outputs[index]
         if outputs[-1].finish_reason == "error":
             return float("-inf")
-        return sum(o.logprobs.logprob for o in outputs if o.logprobs is not None)
+        return sum(p.logprob for o in outputs for p in o.logprobs or ())
 
-    def _renamed(self, output: SequenceOutput, index: int) -> SequenceOutput:
+    def _renamed(self, output: TokenDelta, index: int) -> TokenDelta:
         """Log-probabilities were drawn for the ranking; they are sent only if they were asked for."""
         logprobs = output.logprobs if self._params.logprobs is not None else None
         return output._replace(choice=index, logprobs=logprobs, prompt_logprobs=None)

@@ -16,6 +16,7 @@ import msgspec
 
 from octavo import errors
 from octavo.config import EngineConfig
+from octavo.core.delta import TokenDelta
 from octavo.engine import wire
 from octavo.engine.messages import (
     Abort,
@@ -32,7 +33,6 @@ from octavo.engine.messages import (
     StepStats,
     Submit,
     TakeSnapshot,
-    TokenDelta,
 )
 from octavo.errors import EngineError, OctavoError, RequestError
 
@@ -152,9 +152,9 @@ class ProcessEngine:
                 if isinstance(item, OctavoError):
                     stream.unfinished.clear()
                     raise item
-                if item.index in stream.unfinished:
+                if item.choice in stream.unfinished:
                     if item.finish_reason is not None:
-                        stream.unfinished.remove(item.index)
+                        stream.unfinished.remove(item.choice)
                     yield item
         finally:
             del self._streams[request.request_id]

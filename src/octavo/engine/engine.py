@@ -12,30 +12,22 @@ from time import monotonic
 
 from octavo.core import invariants
 from octavo.core.beam import BeamParams, BeamSearch
+from octavo.core.delta import FinishReason, TokenDelta
 from octavo.core.kv_manager import KVCacheManager
 from octavo.core.kv_swap import SwapSpace
 from octavo.core.prefix_index import Tenant
 from octavo.core.request import Request, Sequence
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.step import StepPlan, TokenLogprobs
+from octavo.core.step import StepPlan
 from octavo.engine.best_of import BestOf, needs_selection
 from octavo.engine.executor import Executor
-from octavo.engine.messages import (
-    BlockSnapshot,
-    FinishReason,
-    GenerateRequest,
-    Logprob,
-    Ready,
-    StepOutputs,
-    TokenDelta,
-)
+from octavo.engine.messages import BlockSnapshot, GenerateRequest, Ready, StepOutputs
 from octavo.engine.observe import EngineObserver
 from octavo.engine.poison import FreedBlocks
 from octavo.engine.snapshot import take_snapshot
 from octavo.engine.text_stops import TextStops
 from octavo.errors import RequestError
 from octavo.sampling.validate import check
-from octavo.sched.records import SequenceOutput
 from octavo.sched.scheduler import Scheduler
 from octavo.text.tokenizer import Tokenizer
 
@@ -82,7 +74,7 @@ class Engine:
         stats = self.observer.observe(outputs, started, planned, monotonic())
         if self._debug:
             self._check_step(plan)
-        return StepOutputs([_delta(o) for o in self._select(outputs)], stats)
+        return StepOutputs(self._select(outputs), stats)
 
     def add_request(self, request: GenerateRequest) -> None:
         """Queue a request. Raises RequestError when it is wrong or can never run; nothing is kept then."""
@@ -143,7 +135,7 @@ class Engine:
         if self._freed is not None:
             self._freed.after_step(plan)
 
-    def _run(self, plan: StepPlan) -> list[SequenceOutput]:
+    def _run(self, plan: StepPlan) -> list[TokenDelta]:
         """Run and apply. A step that raises ends its own sequences with an error; the engine lives on."""
         try:
             result = self.executor.run(plan)
@@ -166,25 +158,25 @@ class Engine:
         if self.scheduler.request(request.request_id) is not None:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
 
-    def _end_at_stop_strings(self, outputs: list[SequenceOutput]) -> list[SequenceOutput]:
+    def _end_at_stop_strings(self, outputs: list[TokenDelta]) -> list[TokenDelta]:
         """End the choices that are held back for a selection here; all others end where their text is made."""
         if not self._selections:
             return outputs
         return [self._ended(o) if self._is_stopped(o) else o for o in outputs]
 
-    def _is_stopped(self, output: SequenceOutput) -> bool:
+    def _is_stopped(self, output: TokenDelta) -> bool:
         selection = self._selections.get(output.request_id)
         return selection is not None and selection.is_stopped(output)
 
-    def _ended(self, output: SequenceOutput) -> SequenceOutput:
+    def _ended(self, output: TokenDelta) -> TokenDelta:
         self.scheduler.abort(output.request_id, output.choice)
         return output._replace(finish_reason="stop")
 
-    def _select(self, outputs: list[SequenceOutput]) -> list[SequenceOutput]:
+    def _select(self, outputs: list[TokenDelta]) -> list[TokenDelta]:
         """Hold back the choices of requests of which only the best are wanted."""
         if not self._selections:
             return outputs
-        selected: list[SequenceOutput] = []
+        selected: list[TokenDelta] = []
         for output in outputs:
             selection = self._selections.get(output.request_id)
             chosen = [output] if selection is None else selection.push(output)
@@ -220,27 +212,3 @@ class Engine:
         if self._tokenizer is None:
             self._tokenizer = self._make_tokenizer()
         return TextStops(self._tokenizer, params)
-
-
-def _delta(output: SequenceOutput) -> TokenDelta:
-    request_id, choice, token_ids, reason, _, logprobs, prompt_logprobs, num_cached, _, _ = output
-    if reason is None and logprobs is None and prompt_logprobs is None:  # as most are
-        return TokenDelta(request_id, choice, [*token_ids], None, None, None, num_cached)
-    return TokenDelta(
-        request_id=output.request_id,
-        index=output.choice,
-        token_ids=list(output.token_ids),
-        logprobs=None if output.logprobs is None else [_logprob(output.logprobs)],
-        finish_reason=output.finish_reason,
-        stop_token_id=output.token_ids[-1] if output.stopped_by_token else None,
-        num_cached_tokens=output.num_cached_tokens,
-        prompt_logprobs=(
-            None if output.prompt_logprobs is None else [_logprob(p) for p in output.prompt_logprobs]
-        ),
-        error=output.error,
-        score=output.score,
-    )
-
-
-def _logprob(value: TokenLogprobs) -> Logprob:
-    return Logprob(value.token_id, value.logprob, value.rank, list(value.top))

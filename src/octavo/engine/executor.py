@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import replace
 from time import monotonic
 from typing import Literal
 
@@ -17,8 +16,9 @@ import numpy as np
 
 from octavo.backends.ops import F32, I32, Limits, Runner, StepInputs
 from octavo.core.block import SeqId
+from octavo.core.delta import TokenLogprobs
 from octavo.core.request import Request
-from octavo.core.step import CopyBlock, SequenceSlice, StepPlan, StepResult, TokenLogprobs
+from octavo.core.step import CopyBlock, StepPlan, StepResult
 from octavo.engine.best_of import needs_selection
 from octavo.engine.inputs import InputBuilder
 from octavo.engine.prices import PriceMeter
@@ -26,15 +26,6 @@ from octavo.engine.swap_store import SwapStore
 from octavo.sampling.sampler import Draws, Sampler, SampleState, candidates
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Drawn:
-    """One sequence as the sampler sees it."""
-
-    state: SampleState
-    prompt: list[int]
-    output: list[int]  # the sampler's live list, appended here
 
 
 class Executor:
@@ -54,7 +45,7 @@ class Executor:
         self._sampler = sampler
         self._inputs = InputBuilder(limits, num_groups)
         self._max_logit_rows = limits.max_logit_rows
-        self._sequences: dict[SeqId, _Drawn] = {}
+        self._states: dict[SeqId, SampleState] = {}
 
     def measure_swap(self, num_blocks: int) -> None:
         """Move a few idle blocks out and back, so that the price of swapping is known before the first
@@ -76,7 +67,7 @@ class Executor:
     @property
     def num_sequences(self) -> int:
         """Sequences it remembers; 0 when the engine is idle."""
-        return len(self._sequences)
+        return len(self._states)
 
     def register(self, request: Request) -> None:
         """Make the sampling states of a new request. Its choices share one seed, each with its own index."""
@@ -87,22 +78,20 @@ class Executor:
             params = replace(params, logprobs=0)
         for seq in request.sequences:
             prompt = seq.token_ids[: seq.num_prompt_tokens]
-            output: list[int] = []
-            state = self._sampler.new_state(
-                seq.seq_id, params, prompt, output, request.eos_token_ids, seq.index
+            self._states[seq.seq_id] = self._sampler.new_state(
+                seq.seq_id, params, prompt, [], request.eos_token_ids, seq.index
             )
-            self._sequences[seq.seq_id] = _Drawn(state, prompt, output)
 
     def run(self, plan: StepPlan) -> StepResult:
         for seq_id in plan.preempted:
             self._inputs.forget(seq_id)
         for seq_id in plan.finished:
             self._inputs.forget(seq_id)
-            self._sequences.pop(seq_id, None)
+            self._states.pop(seq_id, None)
         swap_failure = self._swap(plan)
         if plan.copies:
             self._copy(plan.copies)
-        if not plan.slices:
+        if not plan.seq_ids:
             return StepResult(plan.step, (), swap_failure=swap_failure)
         inputs = self._inputs.build(plan)
         if swap_failure == "in":
@@ -158,35 +147,31 @@ class Executor:
 
     def _sample(self, plan: StepPlan, last_rows: I32) -> Draws:
         """A token for each sequence that draws from the last row of a slice."""
-        drawing = [piece.sample_for for piece in plan.slices]
-        sequences = list(map(self._sequences.__getitem__, chain.from_iterable(drawing)))
+        states = list(map(self._states.__getitem__, plan.drawing))
         draws = Draws()
-        for part, logits in self._logits(np.repeat(last_rows, list(map(len, drawing)))):
-            found = self._sampler.sample(
-                [d.state for d in sequences[part]], logits, self._runner.argmax(logits)
-            )
+        for part, logits in self._logits(np.repeat(last_rows, plan.num_draws)):
+            found = self._sampler.sample(states[part], logits, self._runner.argmax(logits))
             draws.token_ids += found.token_ids
             draws.logprobs |= found.logprobs
             draws.failed |= found.failed
-        for drawn, token_id in zip(sequences, draws.token_ids, strict=True):
+        for state, token_id in zip(states, draws.token_ids, strict=True):
             if token_id is not None:
-                drawn.output.append(token_id)
+                state.output_token_ids.append(token_id)
         return draws
 
     def _candidates(
         self, plan: StepPlan, last_rows: I32
     ) -> tuple[dict[SeqId, tuple[tuple[int, float], ...]], dict[SeqId, str]]:
         """The most likely tokens of each live beam."""
-        beams = [(s, piece) for s, piece in enumerate(plan.slices) if piece.num_candidates]
         found: dict[SeqId, tuple[tuple[int, float], ...]] = {}
         failed: dict[SeqId, str] = {}
-        for part, logits in self._logits(last_rows[[s for s, _ in beams]]):
-            for (_, piece), row in zip(beams[part], logits, strict=True):
-                best = candidates(row, piece.num_candidates)
+        for part, logits in self._logits(last_rows[[number for number, _ in plan.candidates]]):
+            for (number, count), row in zip(plan.candidates[part], logits, strict=True):
+                best = candidates(row, count)
                 if best is None:
-                    failed[piece.seq_id] = "the model's logits are not finite; check the model file"
+                    failed[plan.seq_ids[number]] = "the model's logits are not finite; check the model file"
                 else:
-                    found[piece.seq_id] = best
+                    found[plan.seq_ids[number]] = best
         return found, failed
 
     def _logits(self, rows: I32) -> Iterator[tuple[slice, F32]]:
@@ -196,19 +181,16 @@ class Executor:
             yield part, self._runner.logits(np.ascontiguousarray(rows[part], np.int32))
 
     def _prompt_logprobs(self, plan: StepPlan, inputs: StepInputs) -> dict[SeqId, tuple[TokenLogprobs, ...]]:
-        return {
-            piece.seq_id: self._logprobs_of(piece, int(inputs.query_starts[s]))
-            for s, piece in enumerate(plan.slices)
-            if piece.prompt_logprobs
-        }
-
-    def _logprobs_of(self, piece: SequenceSlice, first_row: int) -> tuple[TokenLogprobs, ...]:
-        """Of the prompt tokens that follow the slice's rows."""
-        drawn = self._sequences[piece.seq_id]
-        following = drawn.prompt[piece.start + 1 : piece.end + 1]
-        logprobs: list[TokenLogprobs] = []
-        k = drawn.state.params.prompt_logprobs or 0
-        rows = np.arange(first_row, first_row + len(following), dtype=np.int32)
-        for part, logits in self._logits(rows):
-            logprobs += self._sampler.prompt_logprobs(logits, following[part], k)
-        return tuple(logprobs)
+        """Of the prompt tokens that follow the rows of each slice."""
+        found: dict[SeqId, tuple[TokenLogprobs, ...]] = {}
+        for number in plan.prompt_logprobs:
+            state, end = self._states[plan.seq_ids[number]], plan.ends[number]
+            following = state.prompt_token_ids[end - plan.lengths[number] + 1 : end + 1]
+            first = inputs.query_starts[number]
+            rows = np.arange(first, first + len(following), dtype=np.int32)
+            logprobs: list[TokenLogprobs] = []
+            for part, logits in self._logits(rows):
+                k = state.params.prompt_logprobs or 0
+                logprobs += self._sampler.prompt_logprobs(logits, following[part], k)
+            found[plan.seq_ids[number]] = tuple(logprobs)
+        return found

@@ -8,13 +8,13 @@ All arrays are allocated once.
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Sequence
 
 import numpy as np
 
 from octavo.backends.ops import I32, Limits, StepInputs
 from octavo.core.block import SeqId
-from octavo.core.step import SequenceSlice, StepPlan
+from octavo.core.step import StepPlan
 
 
 class InputBuilder:
@@ -41,30 +41,24 @@ class InputBuilder:
             self._free_rows.append(row)
 
     def build(self, plan: StepPlan) -> StepInputs:
-        """Column by column: nothing here loops over sequences in Python but where a table changed."""
-        for piece in plan.slices:
-            if piece.table_writes:
-                self._write_table(piece)
-        seq_ids, starts, token_ids = list(zip(*plan.slices, strict=True))[:3]
-        table_rows = _fill(self._table_rows, list(map(self._rows.__getitem__, seq_ids)))
-        tokens = _fill(self._tokens, list(chain.from_iterable(token_ids)))
-        query_starts = self._query_starts[: len(seq_ids) + 1]
-        np.cumsum(list(map(len, token_ids)), out=query_starts[1:])
-        first, lengths = np.array(starts, np.int32), np.diff(query_starts)  # [S], [S]
-        seq_lens = np.add(first, lengths, out=self._seq_lens[: len(seq_ids)])
+        """Column by column: nothing here loops over sequences in Python."""
+        for seq_id, group, first, block_ids in plan.table_writes:
+            row = self._rows.get(seq_id)
+            if row is None:  # a sequence that has no row yet comes with its whole table
+                row = self._rows[seq_id] = self._free_rows.pop()
+            self._tables[group][row, first : first + len(block_ids)] = block_ids
+        table_rows = _fill(self._table_rows, list(map(self._rows.__getitem__, plan.seq_ids)))
+        tokens, seq_lens = _fill(self._tokens, plan.token_ids), _fill(self._seq_lens, plan.ends)
+        query_starts = self._query_starts[: len(seq_lens) + 1]
+        lengths = np.array(plan.lengths, np.int32)  # [S]
+        np.cumsum(lengths, out=query_starts[1:])
         positions = self._positions[: len(tokens)]
-        np.add(np.repeat(first - query_starts[:-1], lengths), self._counting[: len(tokens)], out=positions)
+        before = seq_lens - query_starts[1:]  # [S] positions less rows
+        np.add(np.repeat(before, lengths), self._counting[: len(tokens)], out=positions)
         return StepInputs(tokens, positions, query_starts, seq_lens, table_rows, self._tables)
 
-    def _write_table(self, piece: SequenceSlice) -> None:
-        row = self._rows.get(piece.seq_id)
-        if row is None:  # a sequence that has no row yet comes with its whole table
-            row = self._rows[piece.seq_id] = self._free_rows.pop()
-        for write in piece.table_writes:
-            self._tables[write.group][row, write.index : write.index + len(write.block_ids)] = write.block_ids
 
-
-def _fill(array: I32, values: list[int]) -> I32:
+def _fill(array: I32, values: Sequence[int]) -> I32:
     view = array[: len(values)]
     view[:] = values
     return view

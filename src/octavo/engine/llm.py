@@ -17,10 +17,11 @@ from typing import Any, Literal
 
 from octavo.backends.ops import Backend
 from octavo.config import DEFAULT_MODEL, EngineConfig
+from octavo.core.delta import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.build import assemble, check_config, make_backend
 from octavo.engine.engine import Engine
-from octavo.engine.messages import BlockSnapshot, FinishReason, GenerateRequest, StepStats
+from octavo.engine.messages import BlockSnapshot, GenerateRequest, StepStats
 from octavo.errors import ConfigError, EngineError, RequestError
 from octavo.sampling.validate import check
 from octavo.text.chat_template import ChatTemplate

@@ -6,13 +6,10 @@ HTTP ◀──[Ready | StepOutputs | Refused | Reply | Failed]── engine     
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
+from octavo.core.delta import FinishReason, TokenDelta
 from octavo.core.sampling_params import SamplingParams
-
-FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):
@@ -23,30 +20,6 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     params: SamplingParams
     cache_salt: str | None = None  # prompts with different salts never share cached blocks
     arrival_s: float = 0.0  # time.monotonic() of the HTTP process (one clock on one machine)
-
-
-class Logprob(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probability of a token and its most likely alternatives (id, logprob), best first."""
-
-    token_id: int
-    logprob: float
-    rank: int
-    top: list[tuple[int, float]]
-
-
-class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
-    """New tokens of one choice of one request. Exactly one delta per choice carries a finish_reason."""
-
-    request_id: str
-    index: int  # choice, 0 <= index < n
-    token_ids: list[int]
-    logprobs: list[Logprob] | None = None  # one per token of token_ids
-    finish_reason: FinishReason | None = None
-    stop_token_id: int | None = None  # the token that ended it, when one of stop_token_ids or EOS did
-    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
-    prompt_logprobs: list[Logprob] | None = None  # with the first token; one per prompt token but the first
-    error: str | None = None  # with finish_reason "error"
-    score: float | None = None  # beam search: what the choices are ranked by
 
 
 class StepStats(msgspec.Struct, frozen=True):

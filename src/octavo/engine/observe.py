@@ -6,9 +6,10 @@ import logging
 from collections.abc import Sequence
 from time import monotonic
 
-from octavo.engine.messages import FinishReason, GenerateRequest, StepStats
+from octavo.core.delta import FinishReason, TokenDelta
+from octavo.engine.messages import GenerateRequest, StepStats
 from octavo.metrics.collect import StepObserver
-from octavo.sched.records import PreemptionDecision, SequenceOutput
+from octavo.sched.records import PreemptionDecision
 from octavo.sched.scheduler import Scheduler
 
 LOG_EVERY_S = 1.0  # at most one line in this time, however many are preempted
@@ -55,7 +56,7 @@ class EngineObserver:
         self._count_end(request_id, reason, monotonic())
 
     def observe(
-        self, outputs: Sequence[SequenceOutput], started: float, planned: float, ended: float
+        self, outputs: Sequence[TokenDelta], started: float, planned: float, ended: float
     ) -> StepStats:
         """The state after a step that was planned in [started, planned) and ended at `ended`, in seconds."""
         for request_id in self._scheduler.admitted_requests:
@@ -63,10 +64,8 @@ class EngineObserver:
         for decision in self._scheduler.preemptions:
             self._events.on_preempted(decision.request_id, started)
             self._log.write(decision, started)
-        on_tokens = self._events.on_tokens
+        self._events.on_tokens(outputs, ended)
         for output in outputs:
-            if output.token_ids:
-                on_tokens(output.request_id, len(output.token_ids), ended, output.choice)
             if output.finish_reason is not None:
                 self._count_end(output.request_id, output.finish_reason, ended)
         self._num_steps += 1

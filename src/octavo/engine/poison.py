@@ -37,9 +37,8 @@ class FreedBlocks:
 
 def _taken(plan: StepPlan) -> Iterator[int]:
     """Blocks that the plan wrote to, or might have; some may be free again."""
-    for piece in plan.slices:
-        for write in piece.table_writes:
-            yield from write.block_ids
+    for write in plan.table_writes:
+        yield from write.block_ids
     for copy in plan.copies:
         yield copy.dst
     for move in plan.swap_in:

@@ -6,12 +6,14 @@
 
 It runs where the events happen (the engine process, the simulator) and takes every stamp from its caller, so
 one derivation serves wall time and simulated time. It is not a metrics registry: that is metrics/registry.py.
-Standard library only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+from octavo.core.delta import TokenDelta
 
 
 @dataclass(slots=True)
@@ -60,22 +62,24 @@ class StepObserver:
         if request is not None and request.waiting_since_s is None:
             request.waiting_since_s = now
 
-    def on_tokens(self, request_id: str, count: int, now: float, index: int = 0) -> None:
-        """`count` new tokens of choice `index`; several at once share the time since the last one equally."""
-        request = self._requests.get(request_id)
-        if request is None or count < 1:
-            return
-        stamps = request.last_token_s
-        if not stamps:
-            self._intervals.ttft_s.append(now - request.arrived_s)
-        last = stamps.get(index)
-        if last is None:
-            self._intervals.inter_token_s.extend([0.0] * (count - 1))
-        elif count == 1:
-            self._intervals.inter_token_s.append(now - last)
-        else:
-            self._intervals.inter_token_s.extend([(now - last) / count] * count)
-        stamps[index] = now
+    def on_tokens(self, deltas: Iterable[TokenDelta], now: float) -> None:
+        """What a step gave; several tokens at once share the time since the choice's last one equally."""
+        get, inter_token_s = self._requests.get, self._intervals.inter_token_s
+        for delta in deltas:
+            request, count = get(delta.request_id), len(delta.token_ids)
+            if request is None or not count:
+                continue
+            stamps, choice = request.last_token_s, delta.choice
+            last = stamps.get(choice)
+            if count == 1 and last is not None:
+                inter_token_s.append(now - last)
+            elif last is not None:
+                inter_token_s += [(now - last) / count] * count
+            else:
+                inter_token_s += [0.0] * (count - 1)
+            if not stamps:
+                self._intervals.ttft_s.append(now - request.arrived_s)
+            stamps[choice] = now
 
     def on_finished(self, request_id: str, reason: str, now: float) -> None:
         """The whole request ended. One that never arrived (refused outright) is counted without a time."""

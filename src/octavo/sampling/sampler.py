@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from octavo.core.block import SeqId
+from octavo.core.delta import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.step import TokenLogprobs
 from octavo.sampling import logits as ops
 from octavo.sampling import random
 from octavo.sampling.logits import F32, F64, I32, I64
@@ -42,8 +42,8 @@ class Draws:
 class SampleState:
     """What sampling knows about one sequence. Made by Sampler.new_state.
 
-    `output_token_ids` is the caller's live list: the caller appends each sampled token before the next
-    call of sample(), and nothing else. Its length is the position of the next draw.
+    The caller appends each sampled token to `output_token_ids` before the next call of sample(), and nothing
+    else. Its length is the position of the next draw.
     """
 
     __slots__ = (
@@ -51,11 +51,12 @@ class SampleState:
         "_bias",
         "_counts",
         "_num_counted",
-        "_output",
         "_seen",
         "is_plain",
         "key",
+        "output_token_ids",
         "params",
+        "prompt_token_ids",
         "seq_id",
     )
 
@@ -64,14 +65,15 @@ class SampleState:
         seq_id: SeqId,
         params: SamplingParams,
         prompt_token_ids: Sequence[int],
-        output_token_ids: Sequence[int],
+        output_token_ids: list[int],
         eos_token_ids: Collection[int],
         key: int,
     ) -> None:
         self.seq_id = seq_id
         self.params = params
         self.key = key  # of the uniform numbers: random.stream_key(seed, index of the choice)
-        self._output = output_token_ids
+        self.prompt_token_ids = prompt_token_ids
+        self.output_token_ids = output_token_ids
         self._num_counted = 0
         self._banned_early = _ids({*eos_token_ids, *params.stop_token_ids}) if params.min_tokens else None
         self._bias: tuple[I64, F32] | None = None
@@ -88,7 +90,7 @@ class SampleState:
     @property
     def position(self) -> int:
         """Output tokens so far."""
-        return len(self._output)
+        return len(self.output_token_ids)
 
     @property
     def is_raw(self) -> bool:
@@ -114,11 +116,11 @@ class SampleState:
             ops.apply_count_penalties(scores, self._counts, params.presence_penalty, params.frequency_penalty)
 
     def _count_output(self) -> None:
-        new = self._output[self._num_counted :]
+        new = self.output_token_ids[self._num_counted :]
         for counts in (self._seen, self._counts):
             if counts is not None:
                 counts.add(new)
-        self._num_counted = len(self._output)
+        self._num_counted = len(self.output_token_ids)
 
 
 class Sampler:
@@ -139,7 +141,7 @@ class Sampler:
         seq_id: SeqId,
         params: SamplingParams,
         prompt_token_ids: Sequence[int],
-        output_token_ids: Sequence[int],
+        output_token_ids: list[int],
         eos_token_ids: Collection[int],
         index: int = 0,
     ) -> SampleState:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import islice
 
+from octavo.core.block import SeqId
+from octavo.core.delta import TokenDelta
 from octavo.core.finish import finish_reason_for_token
-from octavo.core.request import FinishReason, Request, Sequence
-from octavo.core.step import SequenceSlice, StepPlan, StepResult
+from octavo.core.request import Request, Sequence
+from octavo.core.step import StepPlan, StepResult
 from octavo.sched.beams import advance_beams
 from octavo.sched.book import RequestBook
-from octavo.sched.records import SchedulerCounters, SequenceOutput
+from octavo.sched.records import SchedulerCounters
 
 _new = tuple.__new__  # a third faster than a NamedTuple's own constructor
 
@@ -20,107 +22,129 @@ class Applier:
         self._block_size = block_size
         self._counters = counters
 
-    def apply(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
+    def apply(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
         """The outputs of the step, those decided while it was planned first."""
         outputs, self._book.ended = self._book.ended, []
-        sequences, block_size, drawn = self._book.sequences, self._block_size, iter(result.token_ids)
-        for piece in plan.slices:
-            seq_id, start, token_ids, _, sample_for, num_candidates, has_prompt_logprobs = piece
-            known = sequences.get(seq_id)
-            if known is None:  # a beam of a search that failed in an earlier slice
-                continue
-            request, seq = known
-            num_tokens = len(token_ids)
-            end = seq.num_computed_tokens = start + num_tokens
-            if end % block_size < num_tokens:  # it filled a block
-                self._book.allocator.commit(seq_id, seq.token_ids, end)
-            if has_prompt_logprobs:
-                _keep_prompt_logprobs(seq, piece, result)
-            if num_candidates:
-                outputs += self._take_candidates(request, seq, result)
-            elif len(sample_for) == 1:
-                outputs.append(self._append(request, seq, next(drawn), result))
-            elif sample_for:
-                outputs += self._append_all(piece, seq, drawn, result)
+        self._advance(plan)
+        for number in plan.prompt_logprobs:
+            self._keep_prompt_logprobs(plan, number, result)
+        if max(plan.num_draws, default=0) > 1:
+            self._fork(plan)
+        for number, _ in plan.candidates:
+            outputs += self._take_candidates(plan.seq_ids[number], result)
+        outputs += self._append(plan, result)
         self._counters.num_computed_tokens += plan.num_tokens
         self._counters.num_generated_tokens += len(result.token_ids) - result.token_ids.count(None)
         return outputs
 
-    def fail(self, plan: StepPlan, message: str) -> list[SequenceOutput]:
+    def fail(self, plan: StepPlan, message: str) -> list[TokenDelta]:
         """The step itself went wrong: end the requests that were in it; the waiting lose nothing."""
         outputs, self._book.ended = self._book.ended, []
-        for piece in plan.slices:
-            if piece.seq_id in self._book.sequences:
-                outputs += self._fail_request(self._book.sequences[piece.seq_id][0], message)
+        for seq_id in plan.seq_ids:
+            if seq_id in self._book.sequences:
+                outputs += self._fail_request(self._book.sequences[seq_id][0], message)
         return outputs
 
-    def _append_all(
-        self, piece: SequenceSlice, parent: Sequence, drawn: Iterator[int | None], result: StepResult
-    ) -> list[SequenceOutput]:
-        """One token for each sequence that draws from the row. Forks come first: one of them may end."""
-        drawing = [self._book.sequences[seq_id] for seq_id in piece.sample_for]
-        for _, seq in drawing:
-            if not seq.is_started:
-                self._book.fork(parent, seq)
-                seq.num_cached_tokens = parent.num_cached_tokens
-        return [self._append(request, seq, next(drawn), result) for request, seq in drawing]
+    def _advance(self, plan: StepPlan) -> None:
+        """Keys and values of the slices are in the cache; blocks that are full may be found."""
+        sequences, block_size = self._book.sequences, self._block_size
+        for seq_id, end, length in zip(plan.seq_ids, plan.ends, plan.lengths, strict=True):
+            seq = sequences[seq_id][1]
+            seq.num_computed_tokens = end
+            if end % block_size < length:  # it filled a block
+                self._book.allocator.commit(seq_id, seq.token_ids, end)
 
-    def _append(
-        self, request: Request, seq: Sequence, token_id: int | None, result: StepResult
-    ) -> SequenceOutput:
-        """`token_id` None: no token could be drawn."""
-        seq_id, token_ids = seq.seq_id, seq.token_ids
-        if token_id is None:
-            self._book.end_sequence(request, seq, "error")
-            return SequenceOutput(request.request_id, seq.index, (), "error", error=result.failed[seq_id])
-        token_ids.append(token_id)
-        num_output_tokens = len(token_ids) - seq.num_prompt_tokens
-        reason: FinishReason | None = None
-        if token_id in request.end_ids or num_output_tokens >= request.max_output_tokens:
-            reason = finish_reason_for_token(
-                request.params,
-                request.eos_token_ids,
-                token_id,
-                num_output_tokens,
-                request.max_output_tokens,
+    def _fork(self, plan: StepPlan) -> None:
+        """The other choices of a prompt start where it ends. Before anything is appended: one of them may end."""
+        drawing = iter(plan.drawing)
+        for seq_id, count in zip(plan.seq_ids, plan.num_draws, strict=True):
+            parent = self._book.sequences[seq_id][1]
+            for child_id in islice(drawing, count):
+                child = self._book.sequences[child_id][1]
+                if not child.is_started:
+                    self._book.fork(parent, child)
+                    child.num_cached_tokens = parent.num_cached_tokens
+
+    def _append(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
+        """One token for each sequence that drew."""
+        sequences, has_logprobs = self._book.sequences, bool(result.logprobs)
+        outputs: list[TokenDelta] = []
+        append = outputs.append
+        for seq_id, token_id in zip(plan.drawing, result.token_ids, strict=True):
+            request, seq = sequences[seq_id]
+            if token_id is None:
+                append(self._fail_sequence(request, seq, result.failed[seq_id]))
+                continue
+            seq.token_ids.append(token_id)
+            count = len(seq.token_ids) - seq.num_prompt_tokens
+            may_end = count >= request.max_output_tokens or token_id in request.end_ids
+            if may_end or has_logprobs or count == 1:
+                append(self._delta(request, seq, result))
+                continue
+            num_cached = seq.num_cached_tokens
+            delta = (
+                request.request_id,
+                seq.index,
+                (token_id,),
+                None,
+                None,
+                num_cached,
+                None,
+                None,
+                None,
+                None,
             )
-            if reason is not None:
-                self._book.end_sequence(request, seq, reason)
-        prompt_logprobs = None
-        if num_output_tokens == 1 and request.params.prompt_logprobs is not None and seq.index == 0:
+            append(_new(TokenDelta, delta))
+        return outputs
+
+    def _delta(self, request: Request, seq: Sequence, result: StepResult) -> TokenDelta:
+        """Of a sequence that got a token, which may be its last."""
+        token_id, count = seq.token_ids[-1], seq.num_output_tokens
+        reason = finish_reason_for_token(
+            request.params, request.eos_token_ids, token_id, count, request.max_output_tokens
+        )
+        if reason is not None:
+            self._book.end_sequence(request, seq, reason)
+        logprobs, prompt_logprobs = result.logprobs.get(seq.seq_id), None
+        if count == 1 and request.params.prompt_logprobs is not None and seq.index == 0:
             prompt_logprobs = tuple(seq.prompt_logprobs)
-        output = (
+        return TokenDelta(
             request.request_id,
             seq.index,
             (token_id,),
             reason,
-            reason == "stop",
-            result.logprobs.get(seq_id),
-            prompt_logprobs,
-            seq.num_cached_tokens,
-            None,
-            None,
+            stop_token_id=token_id if reason == "stop" else None,
+            num_cached_tokens=seq.num_cached_tokens,
+            logprobs=None if logprobs is None else (logprobs,),
+            prompt_logprobs=prompt_logprobs,
         )
-        return _new(SequenceOutput, output)
 
-    def _take_candidates(self, request: Request, seq: Sequence, result: StepResult) -> list[SequenceOutput]:
+    def _fail_sequence(self, request: Request, seq: Sequence, message: str) -> TokenDelta:
+        """No token could be drawn."""
+        self._book.end_sequence(request, seq, "error")
+        return TokenDelta(request.request_id, seq.index, (), "error", error=message)
+
+    def _take_candidates(self, seq_id: SeqId, result: StepResult) -> list[TokenDelta]:
         """Beams move on together, once the last of them has its candidates."""
-        if seq.seq_id in result.failed:
-            return self._fail_request(request, result.failed[seq.seq_id])
-        request.candidates[seq.seq_id] = result.candidates[seq.seq_id]
+        if seq_id not in self._book.sequences:  # its search failed with an earlier beam
+            return []
+        request = self._book.sequences[seq_id][0]
+        if seq_id in result.failed:
+            return self._fail_request(request, result.failed[seq_id])
+        request.candidates[seq_id] = result.candidates[seq_id]
         if len(request.candidates) < len(request.live):
             return []
         self._counters.num_generated_tokens += len(request.live)
         return advance_beams(self._book, request)
 
-    def _fail_request(self, request: Request, message: str) -> list[SequenceOutput]:
+    def _fail_request(self, request: Request, message: str) -> list[TokenDelta]:
         indexes = range(request.params.n) if request.beam is not None else [s.index for s in request.live]
-        outputs = [SequenceOutput(request.request_id, index, (), "error", error=message) for index in indexes]
+        outputs = [TokenDelta(request.request_id, index, (), "error", error=message) for index in indexes]
         self._book.end_all(request, "error")
         return outputs
 
-
-def _keep_prompt_logprobs(seq: Sequence, piece: SequenceSlice, result: StepResult) -> None:
-    """Append those that were not known before a preemption."""
-    found = result.prompt_logprobs.get(piece.seq_id, ())
-    seq.prompt_logprobs.extend(found[max(0, len(seq.prompt_logprobs) - piece.start) :])
+    def _keep_prompt_logprobs(self, plan: StepPlan, number: int, result: StepResult) -> None:
+        """Append those that were not known before a preemption."""
+        seq_id, start = plan.seq_ids[number], plan.ends[number] - plan.lengths[number]
+        known = self._book.sequences[seq_id][1].prompt_logprobs
+        known.extend(result.prompt_logprobs.get(seq_id, ())[max(0, len(known) - start) :])

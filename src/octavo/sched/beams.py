@@ -7,12 +7,12 @@ fork from it, a parent without children is released. No block is copied before a
 from __future__ import annotations
 
 from octavo.core.beam import BeamChoice
+from octavo.core.delta import TokenDelta
 from octavo.core.request import Request, Sequence
 from octavo.sched.book import RequestBook
-from octavo.sched.records import SequenceOutput
 
 
-def advance_beams(book: RequestBook, request: Request) -> list[SequenceOutput]:
+def advance_beams(book: RequestBook, request: Request) -> list[TokenDelta]:
     """Take one step of the search with every live beam's candidates; outputs once it is over."""
     assert request.beam is not None
     parents = list(request.live)
@@ -28,17 +28,17 @@ def advance_beams(book: RequestBook, request: Request) -> list[SequenceOutput]:
     return []
 
 
-def finish_beams(book: RequestBook, request: Request) -> list[SequenceOutput]:
+def finish_beams(book: RequestBook, request: Request) -> list[TokenDelta]:
     """The best hypotheses as the request's choices; the search ends, over or not."""
     assert request.beam is not None
     cached = request.sequences[0].num_cached_tokens
     outputs = [
-        SequenceOutput(
+        TokenDelta(
             request_id=request.request_id,
             choice=index,
             token_ids=hypothesis.token_ids,
             finish_reason=hypothesis.finish_reason,
-            stopped_by_token=hypothesis.token_ids[-1:] != () and _ends(request, hypothesis.token_ids[-1]),
+            stop_token_id=_end_token(request, hypothesis.token_ids),
             num_cached_tokens=cached,
             score=hypothesis.score,
         )
@@ -47,7 +47,7 @@ def finish_beams(book: RequestBook, request: Request) -> list[SequenceOutput]:
     found, wanted = len(outputs), request.params.n
     error = f"beam search found {found} of the {wanted} answers: the vocabulary has no more, ask for fewer"
     for index in range(found, wanted):  # every choice must end
-        outputs.append(SequenceOutput(request.request_id, index, (), "error", error=error))
+        outputs.append(TokenDelta(request.request_id, index, (), "error", error=error))
     book.end_all(request, "stop")
     return outputs
 
@@ -67,6 +67,6 @@ def _children(
     return children
 
 
-def _ends(request: Request, token_id: int) -> bool:
+def _end_token(request: Request, token_ids: tuple[int, ...]) -> int | None:
     assert request.beam is not None
-    return token_id in request.beam.params.end_ids
+    return token_ids[-1] if token_ids and token_ids[-1] in request.beam.params.end_ids else None

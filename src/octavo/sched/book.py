@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from octavo.core.allocator import KVAllocator, SwapAllocator
 from octavo.core.block import SeqId
-from octavo.core.request import FinishReason, Request, RequestStatus, Sequence
+from octavo.core.delta import FinishReason, TokenDelta
+from octavo.core.request import Request, RequestStatus, Sequence
 from octavo.sched.queue_policy import WaitingQueue
-from octavo.sched.records import SequenceOutput
 
 
 class RequestBook:
@@ -20,7 +20,7 @@ class RequestBook:
         self.requests: dict[str, Request] = {}
         self.sequences: dict[SeqId, tuple[Request, Sequence]] = {}
         self.finished: list[SeqId] = []  # ended since the last plan
-        self.ended: list[SequenceOutput] = []  # decided in step(), delivered by apply()
+        self.ended: list[TokenDelta] = []  # decided in step(), delivered by apply()
         self._num_arrived = 0
         self._num_sequences = 0
 

@@ -1,29 +1,11 @@
-"""What the scheduler says of a step besides the plan: outputs for clients, counts and decisions for operators."""
+"""What the scheduler tells operators of its steps: counts and decisions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
-
-from octavo.core.request import FinishReason
-from octavo.core.step import TokenLogprobs
+from typing import Literal
 
 PreemptionMode = Literal["recompute", "swap"]
-
-
-class SequenceOutput(NamedTuple):
-    """What one step gave one choice. Beam search gives all its tokens at once, when it is over."""
-
-    request_id: str
-    choice: int  # which of its request
-    token_ids: tuple[int, ...] = ()
-    finish_reason: FinishReason | None = None
-    stopped_by_token: bool = False  # the last of token_ids is an end-of-sequence or stop token
-    logprobs: TokenLogprobs | None = None  # of the one token
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
-    score: float | None = None  # beam search
-    error: str | None = None  # with finish_reason "error"
 
 
 @dataclass(slots=True)

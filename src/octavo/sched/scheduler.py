@@ -10,12 +10,13 @@ the latest gives way, and it comes back before anyone newer.
 
 from __future__ import annotations
 
-from itertools import takewhile
+from itertools import islice, takewhile
 
 from octavo.core.allocator import Growth, KVAllocator, Match, SwapAllocator
 from octavo.core.block import SeqId
+from octavo.core.delta import TokenDelta
 from octavo.core.request import Request, RequestStatus, Sequence
-from octavo.core.step import SequenceSlice, StepPlan, StepResult
+from octavo.core.step import StepPlan, StepResult
 from octavo.errors import ContextLengthError
 from octavo.sched.apply import Applier
 from octavo.sched.beams import finish_beams
@@ -32,9 +33,7 @@ from octavo.sched.groups import (
 from octavo.sched.plan_builder import PlanBuilder
 from octavo.sched.preempt import Preempter, choose_victim, headroom_blocks
 from octavo.sched.queue_policy import WaitingQueue
-from octavo.sched.records import PreemptionDecision, SchedulerCounters, SequenceOutput
-
-_new = tuple.__new__  # a third faster than a NamedTuple's own constructor
+from octavo.sched.records import PreemptionDecision, SchedulerCounters
 
 
 class Scheduler:
@@ -146,7 +145,7 @@ class Scheduler:
         self._num_steps += 1
         return self._builder.build(self._num_steps, finished)
 
-    def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[SequenceOutput]:
+    def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenDelta]:
         """Append the sampled tokens, fork, finish what is done, free its blocks."""
         if result.swap_failure == "in":
             for request in self._builder.swapped_in:
@@ -161,7 +160,7 @@ class Scheduler:
         self.counters.num_blocks_copied += len(plan.copies)
         return self._applier.apply(plan, result)
 
-    def fail(self, plan: StepPlan, message: str) -> list[SequenceOutput]:
+    def fail(self, plan: StepPlan, message: str) -> list[TokenDelta]:
         """The step itself went wrong: end the requests that were in it; the waiting lose nothing."""
         return self._applier.fail(plan, message)
 
@@ -183,29 +182,22 @@ class Scheduler:
     def _continue_decoding(self, first: int) -> int:
         """The short way through _schedule for running requests from `first` on that are one sequence each and
         compute the token they drew last. Returns where the first one stands that needs more than that."""
-        running, grow, append = self.running, self.allocator.grow, self._builder.slices.append
-        num_left = self._builder.num_left
-        for position in range(first, len(running)):
-            request = running[position]
-            if len(request.live) != 1 or request.beam is not None or not num_left:
+        seq_ids, ends, token_ids = [], [], []
+        for request in islice(self.running, first, first + self._builder.num_left):
+            live = request.live
+            if len(live) != 1 or request.beam is not None:
                 break
-            (seq,) = request.live
-            seq_id, token_ids, start = seq.seq_id, seq.token_ids, seq.num_computed_tokens
-            if len(token_ids) != start + 1 or start < seq.num_prompt_tokens:
+            seq = live[0]
+            known = seq.token_ids
+            end = len(known)
+            if end != seq.num_computed_tokens + 1 or end <= seq.num_prompt_tokens:
                 break
-            growth = grow(seq_id, start + 1)
-            if growth is None:
-                break
-            table_writes, copies = growth
-            slice_ = (seq_id, start, (token_ids[start],), table_writes, (seq_id,), 0, False)
-            append(_new(SequenceSlice, slice_))
-            if copies:
-                self._builder.copies += copies
-            num_left -= 1
-        else:
-            position = len(running)
-        self._builder.num_left = num_left
-        return position
+            seq_ids.append(seq.seq_id)
+            ends.append(end)
+            token_ids.append(known[-1])
+        count, growth = self.allocator.grow_each(seq_ids)
+        self._builder.add_last_tokens(seq_ids[:count], ends[:count], token_ids[:count], growth)
+        return first + count
 
     def _make_room(self, request: Request) -> bool:
         """Preempt the latest arrival, or shorten a request that is alone in a full pool. False when `request`
@@ -219,7 +211,7 @@ class Scheduler:
         else:
             # Nobody will ever free a block for it: its last choice ends here, the others may go on.
             last = request.live[-1]
-            self.book.ended.append(SequenceOutput(request.request_id, last.index, (), "length"))
+            self.book.ended.append(TokenDelta(request.request_id, last.index, (), "length"))
             self.book.end_sequence(request, last, "length")
         return bool(request.live)
 
@@ -280,21 +272,13 @@ class Scheduler:
         return True
 
     def _add_slice(self, request: Request, seq: Sequence, end: int, growth: Growth) -> None:
-        start = seq.num_computed_tokens
-        draws = end == len(seq.token_ids)
-        beam = request.beam
-        self._builder.slices.append(
-            SequenceSlice(
-                seq_id=seq.seq_id,
-                start=start,
-                token_ids=tuple(seq.token_ids[start:end]),
-                table_writes=growth.table_writes,
-                sample_for=self._sample_for(request, seq) if draws and beam is None else (),
-                num_candidates=beam.num_candidates if draws and beam is not None else 0,
-                prompt_logprobs=_wants_prompt_logprobs(request, seq),
-            )
-        )
-        self._builder.copies += growth.copies
+        builder, beam, is_last = self._builder, request.beam, end == len(seq.token_ids)
+        drawing = self._drawing(request, seq) if is_last and beam is None else ()
+        number = builder.add_slice(seq, end, drawing, growth)
+        if is_last and beam is not None:
+            builder.candidates.append((number, beam.num_candidates))
+        if _wants_prompt_logprobs(request, seq):
+            builder.prompt_logprobs.append(number)
 
     def _beams_must_wait(self, request: Request) -> bool:
         """Beams move on together or not at all."""
@@ -310,7 +294,7 @@ class Scheduler:
         end = start + self._builder.take(wanted - start)
         return self.allocator.chunk_end(start, end)
 
-    def _sample_for(self, request: Request, seq: Sequence) -> tuple[SeqId, ...]:
+    def _drawing(self, request: Request, seq: Sequence) -> tuple[SeqId, ...]:
         if len(request.live) == 1:
             return (seq.seq_id,)
         return (seq.seq_id, *(s.seq_id for s in draws_with(seq, request)))

@@ -16,9 +16,10 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import cast
 
+from octavo.core.delta import TokenDelta
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.client import AsyncEngine
-from octavo.engine.messages import GenerateRequest, TokenDelta
+from octavo.engine.messages import GenerateRequest
 from octavo.server.convert import Prompt
 from octavo.server.errors import HTTPError
 from octavo.text.output import RequestAssembler, TextDelta, TokenTexts, Usage

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from octavo.core.delta import FinishReason, TokenDelta, TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.messages import FinishReason, Logprob, TokenDelta
 from octavo.sampling.stop import StopStrings
 from octavo.text.detokenize import IncrementalDetokenizer
 
@@ -88,7 +88,7 @@ def token_text(data: bytes) -> str:
 def describe_prompt(
     tokenizer: TokenTexts,
     token_ids: Sequence[int],
-    logprobs: Sequence[Logprob],
+    logprobs: Sequence[TokenLogprobs],
     *,
     skip_special_tokens: bool = True,
 ) -> tuple[TokenEntry, ...]:
@@ -124,7 +124,7 @@ class ChoiceAssembler:
 
     def push(self, delta: TokenDelta) -> TextDelta:
         """Must not be called once is_done."""
-        assert not self.is_done, f"choice {delta.index} of {delta.request_id} is done"
+        assert not self.is_done, f"choice {delta.choice} of {delta.request_id} is done"
         pieces: list[str] = []
         entries: list[TokenEntry] = []
         num_before = self.num_tokens
@@ -161,7 +161,7 @@ class ChoiceAssembler:
         if stop_reason is None and delta.stop_token_id in self._params.stop_token_ids:
             stop_reason = delta.stop_token_id
         return TextDelta(
-            index=delta.index,
+            index=delta.choice,
             text=text,
             token_ids=tuple(delta.token_ids[:num_taken]),
             logprobs=tuple(entries) if delta.logprobs is not None else None,
@@ -188,9 +188,9 @@ class RequestAssembler:
 
     def push(self, delta: TokenDelta) -> TextDelta | None:
         """The delta in text, whose text may be empty; None if its choice is done already."""
-        if delta.index == 0:  # the other choices share the prompt of the first one
+        if delta.choice == 0:  # the other choices share the prompt of the first one
             self._num_cached = max(self._num_cached, delta.num_cached_tokens)
-        choice = self._choices[delta.index]
+        choice = self._choices[delta.choice]
         if choice.is_done:
             return None
         is_first = not choice.num_tokens
@@ -217,7 +217,9 @@ class RequestAssembler:
         return Usage(len(self._prompt_token_ids), completion_tokens, self._num_cached)
 
 
-def _entry(tokenizer: TokenTexts, token_id: int, logprob: Logprob | None, text_offset: int) -> TokenEntry:
+def _entry(
+    tokenizer: TokenTexts, token_id: int, logprob: TokenLogprobs | None, text_offset: int
+) -> TokenEntry:
     utf8 = tokenizer.token_bytes(token_id)
     text = token_text(utf8)
     if logprob is None:
