@@ -3,7 +3,7 @@
     .venv/bin/python bench/bookkeeping.py [--sequences 1,32,256,1000] [--steps 400] [--temperature 0]
 
 Every sequence decodes one token a step and needs a block once in 16 steps. The phases are those of Engine.step:
-schedule, inputs, sample (all of Executor.run but inputs and the model), apply, observe, and deltas, the rest.
+schedule, inputs, sample (all of Executor.run but inputs and the model), apply, observe, and the rest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from octavo.sched.scheduler import Scheduler
 VOCAB = 64
 LOGIT_ROWS = 64
 PROMPT, MAX_MODEL_LEN = 20, 4096
-PARTS = ("schedule", "inputs", "sample", "apply", "observe", "deltas")
+PARTS = ("schedule", "inputs", "sample", "apply", "observe", "rest")
 
 
 class NullRunner:
@@ -115,7 +115,7 @@ def measure(num_sequences: int, num_steps: int, temperature: float) -> dict[str,
         assert len(outputs.deltas) == num_sequences
         lap = watch.lap()
         lap["sample"] = lap["run"] - lap["inputs"] - lap["model"]
-        lap["deltas"] = lap["step"] - sum(lap[name] for name in ("schedule", "run", "apply", "observe"))
+        lap["rest"] = lap["step"] - sum(lap[name] for name in ("schedule", "run", "apply", "observe"))
         for name in PARTS:
             parts[name] += lap[name]
     return {name: 1e6 * total / num_steps for name, total in parts.items()}
