@@ -181,9 +181,7 @@ class Recorder:
                 (storage,),
             )
         else:
-            self._append(
-                lambda p: p.write_kv(k.slot, None, v.slot, cache_layer), (k, v), (), (), (storage,)
-            )
+            self._append(lambda p: p.write_kv(k.slot, None, v.slot, cache_layer), (k, v), (), (), (storage,))
         self._on_written(layer)
 
     def paged_attention(
