@@ -6,6 +6,7 @@
 #   make bench   measurements beside the machine's limits, printed and written to build/bench
 #   make bench-peers   the same requests on Octavo, OpenVINO GenAI and llama.cpp's server, in one run
 #   make figures   all that docs/performance.md shows: both of these for both models, and the picture
+#   make aarch64   the kernels for ARM on another machine, cross-compiled and tested under emulation
 #   make clean   remove what these made
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.octavo
 NATIVE := CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: serve test check format bench bench-peers figures clean build help
+.PHONY: serve test check format bench bench-peers figures aarch64 clean build help
 .DEFAULT_GOAL := help
 
 help:
@@ -53,6 +54,9 @@ figures: $(STAMP)-bench
 	$(BIN)/python bench/run.py --only engine,growth --model gemma3-270m
 	$(BIN)/python bench/peers.py --model gemma3-270m
 	$(BIN)/python bench/plot.py
+
+aarch64: $(STAMP)-native
+	tools/aarch64.sh $(ARGS)
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,8 +12,8 @@
 
 constexpr int kSpan = 256;
 constexpr int kScoreStride = kSpan + 16;  // a chunk near the end of the span stores past it
-constexpr int kTileVectors = kVectors >= 32 ? 6 : 3;
-constexpr int kTileChunks = kVectors >= 32 ? 4 : kVectors >= 8 ? 2 : 1;
+constexpr int kTileVectors = kRegisters >= 32 ? 6 : 3;
+constexpr int kTileChunks = kRegisters * 3 / 4 / (kTileVectors * kParts);  // the sums fill three registers of four
 
 // Tokens [begin, end) of a span, counted from its start.
 struct Span {

@@ -21,8 +21,8 @@ namespace {
 
 std::vector<std::string> available_isas() {
   std::vector<std::string> names;
-  for (const char* name : {"avx512_vnni", "avx512", "avx2", "portable"}) {
-    if (octavo::kernels(name)) names.emplace_back(name);
+  for (const octavo::Kernels* const* table = octavo::available_kernels(); *table; ++table) {
+    names.emplace_back((*table)->isa);
   }
   return names;
 }

@@ -67,7 +67,8 @@ void copy_blocks(KVCache& cache, const AnyArray& src, const AnyArray& dst) {
 nb::object read_block(const KVCache& cache, int64_t block) {
   const auto bytes = static_cast<size_t>(cache.bytes_of_all_storages());
   nb::object out = nb::module_::import_("numpy").attr("empty")(bytes, "uint8");
-  cache.read_block(block, nb::cast<nb::ndarray<char, nb::device::cpu>>(out.attr("view")("int8")).data());
+  // Not ndarray<char>: where char is unsigned, int8 would be converted, and the copy written to.
+  cache.read_block(block, reinterpret_cast<char*>(nb::cast<nb::ndarray<uint8_t, nb::device::cpu>>(out).data()));
   return out;
 }
 

@@ -1,16 +1,29 @@
 // Which compiled copy of the kernels this processor runs.
 //
 // __builtin_cpu_supports asks the processor and the operating system (it reads XCR0), so an instruction set whose
-// registers the system does not save counts as absent.
+// registers the system does not save counts as absent. On aarch64 the system says it in getauxval().
 #include <cstring>
 
 #include "kernels.h"
+#if defined(OCTAVO_HAS_neon)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 
 namespace octavo {
+#if defined(OCTAVO_HAS_neon)
+namespace neon {
+extern const Kernels table;
+}
+namespace neon_dotprod {
+extern const Kernels table;
+}
+#else
 namespace portable {
 extern const Kernels table;
 }
-#ifdef OCTAVO_HAS_avx2
+#endif
+#if defined(OCTAVO_HAS_avx2)
 namespace avx2 {
 extern const Kernels table;
 }
@@ -24,24 +37,30 @@ extern const Kernels table;
 
 namespace {
 
-// Best first; null where the processor lacks it.
+// Best first, null at the end.
 struct Choices {
-  static constexpr int kCount = 4;
-  const Kernels* table[kCount] = {nullptr, nullptr, nullptr, &portable::table};
+  const Kernels* table[5] = {};
 
   Choices() {
-#ifdef OCTAVO_HAS_avx2
+    const Kernels** next = table;
+#if defined(OCTAVO_HAS_avx2)
     __builtin_cpu_init();
     const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
     const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (has_avx512 && __builtin_cpu_supports("avx512vnni")) table[0] = &avx512_vnni::table;
-    if (has_avx512) table[1] = &avx512::table;
-    if (has_avx2) table[2] = &avx2::table;
+    if (has_avx512 && __builtin_cpu_supports("avx512vnni")) *next++ = &avx512_vnni::table;
+    if (has_avx512) *next++ = &avx512::table;
+    if (has_avx2) *next++ = &avx2::table;
+#endif
+#if defined(OCTAVO_HAS_neon)
+    if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) *next++ = &neon_dotprod::table;
+    *next = &neon::table;
+#else
+    *next = &portable::table;
 #endif
   }
 
-#ifdef OCTAVO_HAS_avx2
+#if defined(OCTAVO_HAS_avx2)
   // CPUID leaf 1, ECX bit 29. Older compilers do not know the name "f16c".
   static bool has_f16c() {
     unsigned eax = 1, ebx = 0, ecx = 0, edx = 0;
@@ -53,10 +72,14 @@ struct Choices {
 
 }  // namespace
 
-const Kernels* kernels(const char* isa) {
+const Kernels* const* available_kernels() {
   static const Choices choices;
-  for (const Kernels* table : choices.table) {
-    if (table && (!isa || std::strcmp(isa, table->isa) == 0)) return table;
+  return choices.table;
+}
+
+const Kernels* kernels(const char* isa) {
+  for (const Kernels* const* table = available_kernels(); *table; ++table) {
+    if (!isa || std::strcmp(isa, (*table)->isa) == 0) return *table;
   }
   return nullptr;
 }

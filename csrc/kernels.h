@@ -224,8 +224,11 @@ struct Kernels {
                          const View& y, Worker w);
 };
 
-// The table for a name ("avx512_vnni", "avx512", "avx2", "portable"), or null where the processor or the build
-// lacks it. kernels(nullptr) is the best there is.
+// The tables of this build that the processor runs, best first, null at the end.
+const Kernels* const* available_kernels();
+
+// The one of a name ("avx512_vnni", "avx512", "avx2", "neon_dotprod", "neon", "portable"), or null where there is none.
+// kernels(nullptr) is the best.
 const Kernels* kernels(const char* isa);
 
 }  // namespace octavo

@@ -42,7 +42,7 @@ OCTAVO_INLINE void sum_group(const uint8_t* codes, const int8_t* q, int64_t stri
     const uvec w0 = load_part(codes), w1 = load_part(codes + 4 * kWidth);
     codes += 4 * kPanel;
     if constexpr (Bits == 8) {
-      add_four<N>(w0, w1, q + 4 * i, stride, acc);
+      add_four<N>(shift_bytes(w0), shift_bytes(w1), q + 4 * i, stride, acc);
     } else {
       add_four<N>(join_code<kRest, 0>(w0, above0), join_code<kRest, 0>(w1, above1), q + 8 * i, stride, acc);
       add_four<N>(join_code<kRest, kRest>(w0 >> 4, above0), join_code<kRest, kRest>(w1 >> 4, above1), q + 8 * i + 4,
@@ -57,7 +57,7 @@ OCTAVO_INLINE void sum_group(const uint8_t* codes, const int8_t* q, int64_t stri
 template <int Bits, bool HasLow, int N>
 OCTAVO_INLINE void slice_grouped(const uint8_t* block, int column, const QuantRows& a, int row, int groups, Ahead ahead,
                                  KVAhead* kv, fvec (&out)[N][2]) {
-  constexpr int kGroup = code_group(Bits);
+  constexpr int kGroup = code_group(Bits), kStart = (Bits == 8 ? kByteShift : 0) - (1 << (Bits - 1));
   const int64_t stride = int64_t{groups} * kGroup;
   const int8_t* q = a.q + row * stride;
   const float* a_scale = a.scale + int64_t{row} * groups;
@@ -69,7 +69,7 @@ OCTAVO_INLINE void slice_grouped(const uint8_t* block, int column, const QuantRo
     ivec acc[N][2];
 #pragma GCC unroll 8
     for (int r = 0; r < N; ++r) {
-      acc[r][0] = acc[r][1] = HasLow ? ivec{} : broadcast_part(-(1 << (Bits - 1)) * q_sum[int64_t{r} * groups + g]);
+      acc[r][0] = acc[r][1] = HasLow ? ivec{} : broadcast_part(kStart * q_sum[int64_t{r} * groups + g]);
     }
     sum_group<Bits, N>(block + 4 * column, q, stride, ahead, acc);
     HasLow ? ahead.prefetch_step() : ahead.prefetch_half_step();

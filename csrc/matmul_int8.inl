@@ -3,8 +3,8 @@
 //     y[r][n] = w_scale[n] * sum over groups g, ascending, of a_scale[r][g] * (integer sum of q * w over g)
 //
 // The integer sum is exact; the sum over groups is one chain of fused multiply-adds, the same in every tile.
-// Weights are stored as w + 128 (pack.h), because the dot-product instruction wants one operand unsigned;
-// an accumulator therefore starts at -128 * sum of q, which QuantRows carries.
+// Weights are stored as w + 128 (pack.h), because x86's dot-product instruction wants one operand unsigned; an
+// accumulator there starts at -128 * sum of q, which QuantRows carries.
 
 // A group whose scale would be subnormal, and so imprecise, counts as zero.
 constexpr float kTinyGroup = 127 * 1.17549435e-38f;
@@ -100,6 +100,7 @@ inline void quantize_panels(const Epilogue& e, int n, const Cell& cell, int pane
 template <int N>
 OCTAVO_INLINE void slice_i8(const uint8_t* slice, const QuantRows& a, int row, int groups, Ahead ahead, KVAhead* kv,
                             fvec (&out)[N][2]) {
+  constexpr int kStart = kByteShift - 128;
   const int64_t stride = int64_t{groups} * kQuantGroup;
   const int8_t* q = a.q + row * stride;
   const float* scale = a.scale + int64_t{row} * groups;
@@ -111,11 +112,11 @@ OCTAVO_INLINE void slice_i8(const uint8_t* slice, const QuantRows& a, int row, i
     ask_ahead(kv);
     ivec acc[N][2];
 #pragma GCC unroll 8
-    for (int r = 0; r < N; ++r) acc[r][0] = acc[r][1] = broadcast_part(-128 * q_sum[int64_t{r} * groups + g]);
+    for (int r = 0; r < N; ++r) acc[r][0] = acc[r][1] = broadcast_part(kStart * q_sum[int64_t{r} * groups + g]);
 #pragma GCC unroll 1
     for (int i = 0; i < kQuantGroup / 4; ++i) {
       ahead.prefetch_step();
-      const uvec w0 = load_part(slice), w1 = load_part(slice + 4 * kWidth);
+      const uvec w0 = shift_bytes(load_part(slice)), w1 = shift_bytes(load_part(slice + 4 * kWidth));
       slice += 4 * kPanel;
 #pragma GCC unroll 8
       for (int r = 0; r < N; ++r) {

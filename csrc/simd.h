@@ -11,6 +11,8 @@
 #include <cstring>
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #ifndef OCTAVO_ISA
@@ -70,6 +72,8 @@ OCTAVO_INLINE fvec broadcast_part(float x) {
   return (fvec)_mm512_set1_ps(x);
 #elif defined(__AVX2__)
   return (fvec)_mm256_set1_ps(x);
+#elif defined(__aarch64__)
+  return (fvec)vdupq_n_f32(x);
 #else
   return x - fvec{};  // x - 0 is x for every x; 0 + x is not (-0)
 #endif
@@ -97,6 +101,7 @@ OCTAVO_INLINE f32x16 load_first(const float* p, int n, float fill = 0.0f) {
   r.v[0] = (fvec)_mm512_mask_loadu_ps(_mm512_set1_ps(fill), (__mmask16)((1u << n) - 1), p);
   return r;
 #else
+  if (n == 16) return load(p);
   float lanes[16];
   for (int i = 0; i < 16; ++i) lanes[i] = fill;
   for (int i = 0; i < n; ++i) lanes[i] = p[i];
@@ -107,6 +112,7 @@ OCTAVO_INLINE void store_first(float* p, int n, f32x16 a) {
 #if defined(__AVX512F__)
   _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), (__m512)a.v[0]);
 #else
+  if (n == 16) return store(p, a);
   float lanes[16];
   store(lanes, a);
   for (int i = 0; i < n; ++i) p[i] = lanes[i];
@@ -150,9 +156,8 @@ OCTAVO_INLINE fvec fma_part(fvec a, fvec b, fvec c) {
   return (fvec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
   return (fvec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#elif defined(__FP_FAST_FMAF)
-  for (int i = 0; i < kWidth; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
-  return c;
+#elif defined(__aarch64__)
+  return (fvec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
   return a * b + c;
 #endif
@@ -162,7 +167,7 @@ OCTAVO_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
   return c;
 }
 OCTAVO_INLINE float fma(float a, float b, float c) {
-#if defined(__FMA__) || defined(__FP_FAST_FMAF)
+#if defined(__FMA__) || defined(__aarch64__)
   return __builtin_fmaf(a, b, c);
 #else
   return a * b + c;
@@ -225,7 +230,11 @@ OCTAVO_INLINE f32x16 to_float(i32x16 a) {
 // To the nearest integer, ties to even, for |a| < 2^22: adding 1.5 * 2^23 leaves the integer in the low bits.
 OCTAVO_INLINE i32x16 round_to_int(f32x16 a) {
   i32x16 r;
+#if defined(__aarch64__)
+  OCTAVO_EACH r.v[i] = (ivec)vcvtnq_s32_f32((float32x4_t)a.v[i]);
+#else
   OCTAVO_EACH r.v[i] = (ivec)(a.v[i] + 12582912.0f) - 0x4b400000;
+#endif
   return r;
 }
 
@@ -265,6 +274,9 @@ OCTAVO_INLINE float reduce_max(f32x16 a) {
 OCTAVO_INLINE int32_t reduce_max(i32x16 a) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_epi32((__m512i)a.v[0]);
+#elif defined(__aarch64__)
+  OCTAVO_EACH a.v[0] = a.v[0] > a.v[i] ? a.v[0] : a.v[i];
+  return vmaxvq_s32((int32x4_t)a.v[0]);
 #else
   int32_t x[16], largest = INT32_MIN;
   store(x, a);
@@ -275,115 +287,13 @@ OCTAVO_INLINE int32_t reduce_max(i32x16 a) {
 OCTAVO_INLINE int32_t reduce_add(i32x16 a) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_epi32((__m512i)a.v[0]);
+#elif defined(__aarch64__)
+  return vaddvq_s32((int32x4_t)((a.v[0] + a.v[1]) + (a.v[2] + a.v[3])));
 #else
   int32_t x[16], sum = 0;
   store(x, a);
   for (int i = 0; i < 16; ++i) sum += x[i];
   return sum;
-#endif
-}
-
-// ---- half precision ---------------------------------------------------------------------------------------
-
-// Exact. Halves are spread into the float's fields; subnormals are renormalised by a subtraction.
-OCTAVO_INLINE float half_to_float(uint16_t h) {
-  uint32_t bits = (uint32_t)(h & 0x7fff) << 13;
-  const uint32_t exponent = bits & 0x0f800000;
-  bits += 0x38000000;                                  // rebias 15 -> 127
-  if (exponent == 0x0f800000) bits += 0x38000000;      // infinity, NaN
-  float f;
-  if (exponent == 0) {                                 // zero, subnormal
-    bits += 0x00800000;
-    std::memcpy(&f, &bits, 4);
-    f -= 6.103515625e-05f;                             // 2^-14
-    std::memcpy(&bits, &f, 4);
-  }
-  bits |= (uint32_t)(h & 0x8000) << 16;
-  std::memcpy(&f, &bits, 4);
-  return f;
-}
-#if !defined(__F16C__) && !defined(__AVX512F__)
-// To nearest, ties to even, as the hardware instruction does.
-OCTAVO_INLINE uint16_t float_to_half(float f) {
-  uint32_t bits;
-  std::memcpy(&bits, &f, 4);
-  const uint32_t sign = (bits >> 16) & 0x8000;
-  bits &= 0x7fffffff;
-  if (bits > 0x7f800000) return (uint16_t)(sign | 0x7e00);   // NaN
-  if (bits >= 0x477ff000) return (uint16_t)(sign | 0x7c00);  // rounds to infinity
-  if (bits < 0x38800000) {                                   // subnormal half: let the adder round
-    float magnitude;
-    std::memcpy(&magnitude, &bits, 4);
-    magnitude += 0.5f;
-    std::memcpy(&bits, &magnitude, 4);
-    return (uint16_t)(sign | (bits - 0x3f000000));
-  }
-  bits += 0xc8000fff + ((bits >> 13) & 1);  // rebias 127 -> 15, round half to even
-  return (uint16_t)(sign | (bits >> 13));
-}
-#endif
-
-OCTAVO_INLINE f32x16 load_half(const uint16_t* p) {
-  f32x16 r;
-#if defined(__AVX512F__)
-  r.v[0] = (fvec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
-#elif defined(__F16C__)
-  OCTAVO_EACH r.v[i] = (fvec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8 * i)));
-#else
-  float lanes[16];
-  for (int i = 0; i < 16; ++i) lanes[i] = half_to_float(p[i]);
-  r = load(lanes);
-#endif
-  return r;
-}
-OCTAVO_INLINE void store_half(uint16_t* p, f32x16 a) {
-#if defined(__AVX512F__)
-  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)a.v[0], _MM_FROUND_TO_NEAREST_INT));
-#elif defined(__F16C__)
-  OCTAVO_EACH _mm_storeu_si128((__m128i*)(p + 8 * i), _mm256_cvtps_ph((__m256)a.v[i], _MM_FROUND_TO_NEAREST_INT));
-#else
-  float lanes[16];
-  store(lanes, a);
-  for (int i = 0; i < 16; ++i) p[i] = float_to_half(lanes[i]);
-#endif
-}
-
-// One machine register, whatever its width.
-OCTAVO_INLINE fvec load_half_part(const uint16_t* p) {
-#if defined(__AVX512F__)
-  return (fvec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
-#elif defined(__F16C__)
-  return (fvec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
-#else
-  fvec r;
-  for (int i = 0; i < kWidth; ++i) r[i] = half_to_float(p[i]);
-  return r;
-#endif
-}
-
-// ---- int8 -------------------------------------------------------------------------------------------------
-
-OCTAVO_INLINE f32x16 load_int8(const int8_t* p) {
-  f32x16 r;
-#if defined(__AVX512F__)
-  r.v[0] = (fvec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
-#elif defined(__AVX2__)
-  OCTAVO_EACH r.v[i] = (fvec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8 * i))));
-#else
-  float lanes[16];
-  for (int i = 0; i < 16; ++i) lanes[i] = p[i];
-  r = load(lanes);
-#endif
-  return r;
-}
-// Lanes must be within [-128, 127].
-OCTAVO_INLINE void store_int8(int8_t* p, i32x16 a) {
-#if defined(__AVX512F__)
-  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)a.v[0]));
-#else
-  int32_t lanes[16];
-  store(lanes, a);
-  for (int i = 0; i < 16; ++i) p[i] = (int8_t)lanes[i];
 #endif
 }
 
@@ -401,33 +311,6 @@ OCTAVO_INLINE uvec load_part(const uint8_t* p) {
 }
 OCTAVO_INLINE ivec broadcast_part(int32_t x) { return ivec{} + x; }
 OCTAVO_INLINE fvec to_float_part(ivec a) { return __builtin_convertvector(a, fvec); }
-
-typedef int16_t svec __attribute__((vector_size(4 * kWidth)));
-
-// Products of 16-bit lanes, each of which fits 16 bits, summed in pairs to 32-bit lanes.
-OCTAVO_INLINE ivec multiply_pairs(svec a, svec b) {
-#if defined(__AVX512BW__)
-  return (ivec)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
-  return (ivec)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#else
-  const ivec products = (ivec)(a * b);
-  return (products << 16 >> 16) + (products >> 16);
-#endif
-}
-
-// sum + in each lane the dot product of its four unsigned bytes of w with the four int8 in `four`. Exact.
-OCTAVO_INLINE ivec dot4_part(ivec sum, uvec w, int32_t four) {
-  const ivec a = broadcast_part(four);
-#if defined(__AVX512VNNI__)
-  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(a));  // g++ 12 copies and spills the intrinsic's accumulators
-  return sum;
-#else
-  const svec odd = (svec)a >> 8, even = (svec)a << 8 >> 8;
-  sum += multiply_pairs((svec)(w & 0x00ff00ff), even);
-  return sum + multiply_pairs((svec)(w >> 8 & 0x00ff00ff), odd);
-#endif
-}
 
 // ---- memory hints and shares ------------------------------------------------------------------------------
 
@@ -448,3 +331,4 @@ OCTAVO_INLINE Range range_of(int64_t count, const W& w) {
 }  // namespace octavo
 
 #include "simd_math.h"
+#include "simd_narrow.h"

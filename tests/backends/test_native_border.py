@@ -253,8 +253,9 @@ def test_backend_options_are_checked(monkeypatch):
         NativeBackend(1, "sse9")
     with pytest.raises(ConfigError, match="--threads 0"):
         NativeBackend(0)
-    monkeypatch.setenv("OCTAVO_ISA", "portable")
-    assert NativeBackend(1).isa == "portable"
+    plainest = _native.available_isas()[-1]
+    monkeypatch.setenv("OCTAVO_ISA", plainest)
+    assert NativeBackend(1).isa == plainest
     monkeypatch.delenv("OCTAVO_ISA")
     assert NativeBackend(1).isa == _native.isa() == _native.available_isas()[0]
 
