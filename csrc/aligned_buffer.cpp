@@ -12,8 +12,8 @@ namespace {
 
 constexpr size_t kCacheLine = 64;
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kSlab = 8 * kHugePage;
-constexpr size_t kSmallestInSlab = size_t{64} << 10;
+constexpr size_t kSlab = 32 * kHugePage;  // the system gives pages as they are used: only its last one is part waste
+constexpr size_t kSmallestInSlab = size_t{64} << 10, kLargestInSlab = 4 * kHugePage;
 
 std::shared_ptr<void> allocate(size_t bytes) {
   void* memory = nullptr;
@@ -46,7 +46,7 @@ std::shared_ptr<void> carve(size_t bytes) {
 
 AlignedBuffer::AlignedBuffer(size_t bytes) : bytes_(bytes) {
   const size_t size = bytes ? (bytes + kCacheLine - 1) / kCacheLine * kCacheLine : kCacheLine;
-  memory_ = size >= kSmallestInSlab && size < kSlab / 2 ? carve(size) : allocate(size);
+  memory_ = size >= kSmallestInSlab && size < kLargestInSlab ? carve(size) : allocate(size);
 }
 
 }  // namespace octavo

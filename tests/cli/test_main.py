@@ -28,6 +28,7 @@ LLM_OPTIONS = {
     "weight_dtype": "auto",
     "weight_cache": True,
     "max_num_seqs": 1,
+    "max_num_batched_tokens": 256,
     "num_threads": None,
     "seed": 0,
     "preemption_mode": "auto",
@@ -106,6 +107,19 @@ def test_help_loads_nothing_heavy() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_generate_loads_nothing_of_the_server() -> None:
+    code = (
+        "import sys, octavo.engine.llm\n"
+        "from octavo.cli.app import app\n"
+        "try: app(['generate', ''], standalone_mode=False)\n"
+        "except Exception as error: print(type(error).__name__)\n"
+        "print({m.split('.')[0] for m in sys.modules} & "
+        "{'pydantic', 'fastapi', 'uvicorn', 'prometheus_client', 'asyncio', 'huggingface_hub', 'rich'})"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["ConfigError", "set()"]
 
 
 def test_python_dash_m_is_the_same_command() -> None:

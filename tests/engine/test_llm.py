@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from octavo.backends.numpy_ref import NumpyBackend
+from octavo.config import EngineConfig
 from octavo.core import invariants
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.llm import LLM
 from octavo.errors import EngineError, RequestError
+from octavo.weights.loader import open_checkpoint
 
 PROMPT = "Once upon"
 SAMPLED = SamplingParams(n=4, seed=3, temperature=1.0, max_tokens=20, ignore_eos=True)
@@ -39,6 +43,16 @@ def _nothing_stays(llm: LLM) -> Any:
     while llm.engine.has_work:
         llm.engine.step()
     invariants.check_idle(llm.engine.scheduler.allocator)  # type: ignore[arg-type]
+
+
+def test_what_was_read_of_the_model_is_let_go(text_model: Path) -> None:
+    """The engine kept the checkpoint, to build a tokenizer from its path later, and with it the vocabulary."""
+    checkpoint = open_checkpoint(text_model)
+    gone = weakref.ref(checkpoint)
+    loaded = LLM.from_checkpoint(EngineConfig(num_blocks_override=8), checkpoint, NumpyBackend())
+    del checkpoint
+    assert gone() is None
+    assert loaded.engine.info.num_blocks == 8
 
 
 def test_choices_come_in_order_and_the_prompt_is_counted_once(llm: LLM) -> None:

@@ -39,6 +39,7 @@ def chat(
             model or DEFAULT_MODEL,
             weight_dtype=weight_dtype.value,
             max_num_seqs=1,
+            max_num_batched_tokens=options.STEP_TOKENS,
             weight_cache=weight_cache,
             num_threads=threads,
             seed=seed,

@@ -67,10 +67,12 @@ def generate(
     )
     if beam_width is None:
         params = replace(params, temperature=temperature, top_p=top_p, top_k=top_k)
+    num_seqs = max(n, best_of or 1, beam_width or 1)
     llm = LLM(
         model or DEFAULT_MODEL,
         weight_dtype=weight_dtype.value,
-        max_num_seqs=max(n, best_of or 1, beam_width or 1),
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=max(options.STEP_TOKENS, num_seqs),
         weight_cache=weight_cache,
         num_threads=threads,
         seed=seed,

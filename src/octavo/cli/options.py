@@ -14,6 +14,8 @@ _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{prefix}b": 1000 ** (i + 1) for i, prefix in enumerate("kmgt")}
 _UNITS |= {f"{prefix}ib": 1024 ** (i + 1) for i, prefix in enumerate("kmgt")}
 
+STEP_TOKENS = 256  # in a step for one person's prompt: more are not faster, and take more memory
+
 
 class WeightDtype(StrEnum):
     AUTO = "auto"

@@ -118,7 +118,7 @@ def assemble(
         plan.block_size,
         SwapSpace(manager, num_swap_blocks),
     )
-    vocab_size = checkpoint.config.vocab_size
+    vocab_size, path = checkpoint.config.vocab_size, checkpoint.path  # the engine keeps no part of the checkpoint
     executor = Executor(
         runner,
         Sampler(vocab_size, config.seed),
@@ -132,7 +132,7 @@ def assemble(
         executor,
         _info(plan, vocab_size, backend, num_swap_blocks, why),
         frozenset(checkpoint.config.eos_token_ids),
-        make_tokenizer=lambda: tokenizer_of(checkpoint.path),
+        make_tokenizer=lambda: tokenizer_of(path),
         max_logprobs=config.max_logprobs,
         debug=config.debug,
     )
