@@ -56,6 +56,9 @@ class GroupedSource:
             )
         return values(GroupedMatrix(weight))
 
+    def rows(self, name: str) -> F32:
+        return self.tensor(name)
+
     def grouped_type(self, name: str) -> str | None:
         weight = self.grouped(name)
         return None if weight is None else weight.kind

@@ -63,6 +63,9 @@ class FakeCheckpoint:
         self.max_alive = max(self.max_alive, len(self._alive))
         return array
 
+    def rows(self, name: str) -> F32:
+        return self.tensor(name)
+
     @property
     def num_alive(self) -> int:
         return len(self._alive)

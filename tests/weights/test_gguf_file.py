@@ -78,6 +78,16 @@ def test_a_tensor_dequantised_in_pieces_is_the_same(tiny, tmp_path, monkeypatch)
     np.testing.assert_array_equal(open_gguf(path).read("w"), whole)
 
 
+@pytest.mark.parametrize("kind", [Q.Q8_0, Q.F16])
+def test_rows_are_read_as_they_are_asked_for(tiny, tmp_path, kind):
+    values = np.random.default_rng(1).standard_normal((37, 64)).astype(np.float32)
+    path = tiny.write_gguf(tmp_path / "m.gguf", "llama", {}, {"w": values}, lambda name: kind)
+    rows, whole = open_gguf(path).rows("w"), open_gguf(path).read("w")
+    assert rows.shape == (37, 64)
+    for part in (slice(0, 16), slice(16, 37), slice(5, 6), slice(None)):
+        np.testing.assert_array_equal(rows[part], whole[part])
+
+
 def test_a_tensor_can_be_read_again_after_it_was_forgotten_and_views_stay_valid(tiny, tmp_path):
     values = np.random.default_rng(1).standard_normal((300, 64)).astype(np.float32)
     path = tiny.write_gguf(tmp_path / "m.gguf", "llama", {}, {"w": values, "v": values}, lambda name: Q.Q8_0)

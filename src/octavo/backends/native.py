@@ -25,6 +25,7 @@ from octavo.backends.ops import (
     KVCacheConfig,
     Limits,
     Model,
+    Rows,
     StepInputs,
     WeightDtype,
 )
@@ -34,6 +35,8 @@ from octavo.errors import ConfigError
 
 ISA_VARIABLE = "OCTAVO_ISA"  # overrides the instruction set, for tests and comparisons
 HALF_MAX = 65504.0  # the largest float16
+PANEL = 32  # rows of a matrix that are packed together (csrc/pack.h)
+PART_FLOATS = 1 << 21  # of a large matrix at a time
 
 
 def available_isas() -> list[str]:
@@ -121,13 +124,34 @@ class NativeBackend:
         return self._count(_native.PackedGrouped(*pair, bits=gate.bits, num_threads=self.num_threads))
 
     def embedding(self, weight: F32, dtype: WeightDtype) -> _native.Table:
-        largest = max(weight.max(initial=0.0), -weight.min(initial=0.0))  # without a copy, as abs() is
-        fits_half = dtype != "float32" and bool(largest <= HALF_MAX)
+        fits_half = dtype != "float32" and bool(_largest(weight) <= HALF_MAX)
         table: _native.Table = _native.Table.empty([*weight.shape, fits_half])
         [values] = table.buffers
         values.view(np.float16 if fits_half else np.float32).reshape(weight.shape)[:] = weight
         self.num_weight_bytes += values.nbytes
         return table
+
+    def tied(self, weight: Rows, dtype: WeightDtype, head_dtype: WeightDtype) -> tuple[_native.Table, Packed]:
+        height, width = weight.shape
+        step = max(1, PART_FLOATS // (PANEL * width)) * PANEL
+        is_half = dtype != "float32"
+        table: _native.Table = _native.Table.empty([height, width, is_half])
+        [memory] = table.buffers
+        values = memory.view(np.float16 if is_half else np.float32).reshape(height, width)
+        pack = _packing(head_dtype)
+        head: Packed = pack.empty([height, width, False])
+        for start in range(0, height, step):
+            part = _contiguous(weight[start : start + step])
+            if height <= step or not _largest(part) <= (HALF_MAX if is_half else np.finfo(np.float32).max):
+                del table, head, memory, values, part  # small, or not to be kept so: as a whole
+                whole = weight[:]
+                return self.embedding(whole, dtype), self.matrix(whole, head_dtype)
+            values[start : start + step] = part
+            for to, piece in zip(head.buffers, pack(part, None, self.num_threads).buffers, strict=True):
+                at = to.nbytes // -(-height // PANEL) * (start // PANEL)  # panels lie one after another
+                to[at : at + piece.nbytes] = piece
+        self.num_weight_bytes += memory.nbytes
+        return table, self._count(head)
 
     def vector(self, values: F32) -> _native.Vector:
         self.num_weight_bytes += values.nbytes
@@ -185,12 +209,8 @@ class NativeBackend:
         return NativeRunner(program, kv_cache)
 
     def _packed(self, dtype: WeightDtype, weight: F32, up: F32 | None) -> Packed:
-        if dtype not in ("int8", "float32"):
-            raise ConfigError(f"weight dtype '{dtype}' is unknown; use int8 or float32")
-        pack = _native.PackedI8 if dtype == "int8" else _native.PackedF32
-        return self._count(
-            pack(_contiguous(weight), None if up is None else _contiguous(up), self.num_threads)
-        )
+        second = None if up is None else _contiguous(up)
+        return self._count(_packing(dtype)(_contiguous(weight), second, self.num_threads))
 
     def _count(self, packed: Packed) -> Packed:
         self.num_weight_bytes += packed.nbytes
@@ -200,6 +220,17 @@ class NativeBackend:
 def _parts(weight: GroupedWeights) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
     low = None if weight.low is None else np.ascontiguousarray(weight.low)
     return np.ascontiguousarray(weight.codes), np.ascontiguousarray(weight.scale), low
+
+
+def _packing(dtype: WeightDtype) -> type[_native.PackedI8] | type[_native.PackedF32]:
+    if dtype not in ("int8", "float32"):
+        raise ConfigError(f"weight dtype '{dtype}' is unknown; use int8 or float32")
+    return _native.PackedI8 if dtype == "int8" else _native.PackedF32
+
+
+def _largest(weight: F32) -> float:
+    """max |w|, NaN where there is one; without a copy, as abs() is."""
+    return float(max(weight.max(initial=0.0), -weight.min(initial=0.0)))
 
 
 def _contiguous(array: F32) -> F32:

@@ -30,6 +30,7 @@ from octavo.backends.ops import (
     KVCacheConfig,
     Limits,
     Model,
+    Rows,
     Scan,
     StepInputs,
     WeightDtype,
@@ -290,6 +291,12 @@ class NumpyBackend:
 
     def embedding(self, weight: F32, dtype: WeightDtype) -> NDArray[np.floating]:
         return self._count(np.array(weight, np.float32 if dtype == "float32" else np.float16))
+
+    def tied(
+        self, weight: Rows, dtype: WeightDtype, head_dtype: WeightDtype
+    ) -> tuple[NDArray[np.floating], FloatMatrix | Int8Matrix]:
+        values = weight[:]
+        return self.embedding(values, dtype), self.matrix(values, head_dtype)
 
     def vector(self, values: F32) -> F32:
         return self._count(np.array(values, np.float32))

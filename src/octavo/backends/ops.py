@@ -70,6 +70,15 @@ class GroupedWeights:
             )
 
 
+class Rows(Protocol):
+    """A float32 matrix [rows, width] whose rows may be read as they are asked for. Any such array is one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, rows: slice, /) -> F32: ...
+
+
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """The integer inputs of one step. Row t of the step is token t; sequences lie one after another."""
@@ -294,6 +303,10 @@ class Backend(Protocol):
 
     def embedding(self, weight: F32, dtype: WeightDtype) -> Embedding:
         """A lookup table [V, E]: exact with float32, half precision otherwise."""
+        ...
+
+    def tied(self, weight: Rows, dtype: WeightDtype, head_dtype: WeightDtype) -> tuple[Embedding, Matrix]:
+        """embedding() and matrix() of the same [V, E], read once and, where it is large, in parts."""
         ...
 
     def vector(self, values: F32) -> Vector:

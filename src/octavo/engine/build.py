@@ -118,7 +118,7 @@ def assemble(
         plan.block_size,
         SwapSpace(manager, num_swap_blocks),
     )
-    vocab_size, path = checkpoint.config.vocab_size, checkpoint.path  # the engine keeps no part of the checkpoint
+    vocab_size, path = checkpoint.config.vocab_size, checkpoint.path  # of the checkpoint nothing else is kept
     executor = Executor(
         runner,
         Sampler(vocab_size, config.seed),

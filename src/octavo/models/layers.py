@@ -28,6 +28,7 @@ from octavo.backends.ops import (
     WeightDtype,
 )
 from octavo.backends.ops import GroupedWeights as GroupedWeights  # for weights/, which makes them
+from octavo.backends.ops import Rows as Rows  # and these
 from octavo.core.kv_groups import KVLayer
 from octavo.core.kv_spec import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from octavo.models.config import ModelConfig
@@ -44,6 +45,10 @@ class TensorSource(Protocol):
 
     def tensor(self, name: str) -> F32:
         """A fresh float32 array [out, in] or [width]."""
+        ...
+
+    def rows(self, name: str) -> Rows:
+        """The matrix [out, in], to be read in parts."""
         ...
 
     @property
@@ -100,13 +105,14 @@ class ParameterLoader:
         if self._kept_type(table) is not None:
             embed = self.matrix(table)
             return embed, embed if head == table else self.matrix(head)
-        tensor = cache(lambda: self.source.tensor(table))  # [V, E]
-        embed = self._obtain((table, "table"), lambda: self.backend.embedding(tensor(), self.weight_dtype))
-        if head == table:
-            rounded = self._rounded(table)
-            return embed, self._obtain((table,), lambda: self.backend.matrix(tensor(), rounded))
-        tensor.cache_clear()
-        return embed, self.matrix(head)
+        named = (table, "table")
+        if head != table:
+            make = self.backend.embedding
+            embed = self._obtain(named, lambda: make(self.source.tensor(table), self.weight_dtype))
+            return embed, self.matrix(head)
+        rounded = self._rounded(table)
+        tied = cache(lambda: self.backend.tied(self.source.rows(table), self.weight_dtype, rounded))
+        return self._obtain(named, lambda: tied()[0]), self._obtain((table,), lambda: tied()[1])
 
     def bias(self, *names: str) -> Vector:
         """The biases of the named matrices, one after another."""

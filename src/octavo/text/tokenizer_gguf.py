@@ -92,14 +92,17 @@ def _sentence_piece(vocabulary: GGUFVocabulary) -> tokenizers.Tokenizer:
 def merges_by_score(ids: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
     """SentencePiece joins the two neighbours whose union scores best; as ranked merges, that is every split
     of every token into two tokens, best union first."""
-    ranked = []
-    for text, token_id in ids.items():
-        for cut in range(1, len(text)):
-            left, right = text[:cut], text[cut:]
-            if left in ids and right in ids:
-                ranked.append((-scores[token_id], token_id, ids[left], ids[right], left, right))
-    ranked.sort()
-    return [(left, right) for *_, left, right in ranked]
+    text_of = {i: text for text, i in ids.items()}  # the merges share the vocabulary's strings
+    merges = []
+    for token_id in sorted(text_of, key=lambda i: (-scores[i], i)):
+        text = text_of[token_id]
+        pairs = [
+            (left, right)
+            for cut in range(1, len(text))
+            if (left := ids.get(text[:cut])) is not None and (right := ids.get(text[cut:])) is not None
+        ]
+        merges += [(text_of[left], text_of[right]) for left, right in sorted(pairs)]
+    return merges
 
 
 def _add_special_tokens(backend: tokenizers.Tokenizer, vocabulary: GGUFVocabulary) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from octavo.errors import CorruptModelError
 from octavo.models.config import ModelConfig
-from octavo.models.layers import GroupedWeights
+from octavo.models.layers import GroupedWeights, Rows
 from octavo.text.tokenizer import Tokenizer
 
 F32 = NDArray[np.float32]
@@ -55,6 +55,10 @@ class Checkpoint(Protocol):
 
         Raises ModelError if it is not there, UnsupportedModelError if its type cannot be read.
         """
+        ...
+
+    def rows(self, name: str) -> Rows:
+        """The same of a matrix, whose rows are read as they are asked for."""
         ...
 
     @property

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from octavo.errors import CorruptModelError, ModelError, ModelNotFoundError
 from octavo.models.config import ModelConfig
-from octavo.models.layers import GroupedWeights
+from octavo.models.layers import GroupedWeights, Rows
 from octavo.text.tokenizer import Tokenizer
 from octavo.weights.checkpoint import F32, check_shapes
 from octavo.weights.config_gguf import architecture, config_from_gguf, gguf_name
@@ -62,6 +62,12 @@ class GGUFCheckpoint:
         values = file.read(stored, self._row_order(name))  # [out, in] or [width]
         file.forget(stored)
         return values
+
+    def rows(self, name: str) -> Rows:
+        file = self._file_of.get(gguf_name(name))
+        if file is None or self._row_order(name) is not None:
+            return self.tensor(name)
+        return file.rows(gguf_name(name))
 
     @property
     def has_grouped(self) -> bool:

@@ -122,6 +122,24 @@ class _Header:
         return list(values)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """A matrix [out, in] whose rows are dequantised as they are asked for, as float32."""
+
+    file: GGUFFile
+    tensor: GGUFTensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tensor.shape
+
+    def __getitem__(self, rows: slice) -> NDArray[np.float32]:
+        raw = self.file.raw(self.tensor.name)[rows]
+        values = _dequantize(raw, self.tensor, self.file.path)
+        self.file.forget(self.tensor.name)
+        return values
+
+
 class GGUFFile:
     """One mapped file. Arrays from raw() are views: they keep the mapping alive until they are dropped."""
 
@@ -147,6 +165,9 @@ class GGUFFile:
             raw = raw[row_order]  # rows are quantised one by one, so they can be moved as bytes
         values = _dequantize(raw, tensor, self.path).reshape(tensor.shape)
         return values[row_order] if row_order is not None and len(tensor.shape) == 1 else values
+
+    def rows(self, name: str) -> StoredRows:
+        return StoredRows(self, self.tensors[name])
 
     def forget(self, name: str) -> None:
         """Let go of the memory that reading a tensor took; it can be read again. Views stay valid."""

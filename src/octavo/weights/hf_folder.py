@@ -16,7 +16,7 @@ import numpy as np
 
 from octavo.errors import CorruptModelError, ModelError, ModelNotFoundError, UnsupportedModelError
 from octavo.models.config import ModelConfig
-from octavo.models.layers import GroupedWeights
+from octavo.models.layers import GroupedWeights, Rows
 from octavo.text.tokenizer import Tokenizer
 from octavo.weights.checkpoint import F32, check_shapes
 from octavo.weights.config_hf import config_from_hf
@@ -78,6 +78,9 @@ class HFCheckpoint:
         values = file.read(stored)  # [out, in] or [width]
         offset = norm_offset(name, self._config.model_type)
         return values + np.float32(offset) if offset else values
+
+    def rows(self, name: str) -> Rows:
+        return self.tensor(name)
 
     @property
     def has_grouped(self) -> bool:
