@@ -79,7 +79,8 @@ OCTAVO_INLINE int list_chunks(const HeadBlocks<T>& blocks, int origin, int begin
     const int left = blocks.block_size - slot;
     const int size = left < 16 ? left : 16;
     const float* scales = kIsScaled<T> ? reinterpret_cast<const float*>(keys) - 2 * blocks.block_size + slot : nullptr;
-    chunks[count++] = {keys + int64_t{slot - slot % piece} * blocks.head_size + slot % piece, keys + int64_t{blocks.block_size + slot} * blocks.head_size, scales, token,
+    const T* values = keys + int64_t{blocks.block_size + slot} * blocks.head_size;
+    chunks[count++] = {keys + int64_t{slot - slot % piece} * blocks.head_size + slot % piece, values, scales, token,
                        token + size < end ? token + size : end};
     token += size;
     slot += size;
@@ -91,31 +92,28 @@ OCTAVO_INLINE int list_chunks(const HeadBlocks<T>& blocks, int origin, int begin
   return count;
 }
 
-// Memory to ask for while something else is computed: the keys or values of one chunk, D rows of 16 elements.
+// Memory to ask for while something else is computed: the keys or the values of one chunk, 16 * D elements side by side
+// whatever the block size, and their scales.
 template <class T>
 struct Target {
-  const T* rows;
-  int64_t stride;
-  const float* scales;  // of the chunk
+  const T* elements;
+  const float* scales;
 };
 
-// Called once for each row r as other rows are computed with, so that requests never come in a burst.
+// Asks for `count` elements, or for the first line of fewer.
 template <class T>
-OCTAVO_INLINE void prefetch_row(const Target<T>& target, int64_t r) {
-  prefetch_l1(target.rows + r * target.stride);
+OCTAVO_INLINE void prefetch_elements(const T* elements, int count) {
+  constexpr int line = 64 / sizeof(T);
+#pragma GCC unroll 8
+  for (int i = 0; i < count; i += line) prefetch_l2(elements + i);
 }
 
-template <class T>
-OCTAVO_INLINE void prefetch_scales(const Target<T>& target, int64_t block_size) {
-  prefetch_l1(target.scales);
-  prefetch_l1(target.scales + block_size);
-}
-
-// scores[m][token] = q[m] . k for M query vectors, `q_stride` apart, and C chunks of pieces `piece` wide. While chunk c is read, ahead[c]
-// is asked for. A chunk of fewer than 16 tokens spoils the scores behind it, which the next chunk then writes.
+// scores[m][token] = q[m] . k for M query vectors, `q_stride` apart, and C chunks of pieces `piece` wide. Meanwhile
+// ahead[0] to ahead[C - 1] are asked for, one after another. A chunk of fewer than 16 tokens spoils the scores behind
+// it, which the next chunk then writes.
 template <int M, int C, bool kAhead, class T>
-OCTAVO_INLINE void score_chunks(const float* q, int q_stride, int head_size, const Chunk<T>* chunks,
-                                int64_t piece, int64_t block_size, const Target<T>* ahead, float* scores) {
+OCTAVO_INLINE void score_chunks(const float* q, int q_stride, int head_size, const Chunk<T>* chunks, int64_t piece,
+                                const Target<T>* ahead, float* scores) {
   f32x16 sum[M][C];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
@@ -125,18 +123,20 @@ OCTAVO_INLINE void score_chunks(const float* q, int q_stride, int head_size, con
   const T* keys[C];
 #pragma GCC unroll 8
   for (int c = 0; c < C; ++c) keys[c] = chunks[c].keys;
-  for (int d = 0; d < head_size; ++d) {
-    f32x16 k[C];
+  for (int part = 0, d = 0; part < C; ++part) {
+    const T* asked = ahead[part].elements;
+    if (kAhead && kIsScaled<T>) prefetch_l2(ahead[part].scales);
+    for (const int end = head_size * (part + 1) / C; d < end; ++d, asked += 16 * C) {
+      if (kAhead) prefetch_elements(asked, 16 * C);
+      f32x16 k[C];
 #pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) {
-      k[c] = load_stored(keys[c] + d * piece);
-      if (kAhead) prefetch_row(ahead[c], d);
-    }
+      for (int c = 0; c < C; ++c) k[c] = load_stored(keys[c] + d * piece);
 #pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) {
-      const f32x16 query = broadcast(q[m * q_stride + d]);
+      for (int m = 0; m < M; ++m) {
+        const f32x16 query = broadcast(q[m * q_stride + d]);
 #pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) sum[m][c] = fma(query, k[c], sum[m][c]);
+        for (int c = 0; c < C; ++c) sum[m][c] = fma(query, k[c], sum[m][c]);
+      }
     }
   }
 #pragma GCC unroll 8
@@ -145,7 +145,6 @@ OCTAVO_INLINE void score_chunks(const float* q, int q_stride, int head_size, con
       const f32x16 scale = load(chunks[c].scales);
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) sum[m][c] = sum[m][c] * scale;
-      if (kAhead) prefetch_scales(ahead[c], block_size);
     }
   }
 #pragma GCC unroll 8
@@ -211,14 +210,14 @@ OCTAVO_INLINE void mix_values(const float* p, const Chunk<T>* chunks, int num_ch
     const Chunk<T>& chunk = chunks[i];
     const int begin = chunk.begin > tokens.begin ? chunk.begin : tokens.begin;
     const int end = chunk.end < tokens.end ? chunk.end : tokens.end;
-    const T* v = chunk.values + int64_t{begin - chunk.begin} * head_size + column;
-    for (int t = begin; t < end; ++t, v += head_size) {
+    const int64_t skipped = int64_t{begin - chunk.begin} * head_size + column;
+    const T *v = chunk.values + skipped, *asked = ahead[i].elements + skipped;
+    if (kAhead && kIsScaled<T>) prefetch_l2(ahead[i].scales);
+    for (int t = begin; t < end; ++t, v += head_size, asked += head_size) {
+      if (kAhead) prefetch_elements(asked, 16 * C);
       f32x16 value[C];
 #pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) {
-        value[c] = load_stored(v + 16 * c);
-        if (kAhead) prefetch_row(ahead[i], (t - chunk.begin) * (head_size / 16) + column / 16 + c);
-      }
+      for (int c = 0; c < C; ++c) value[c] = load_stored(v + 16 * c);
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
         const f32x16 weight = broadcast(p[m * kScoreStride + t]);
@@ -239,11 +238,10 @@ template <int M, bool kAhead, class T>
 OCTAVO_INLINE void mix_all_columns(const float* p, const Chunk<T>* chunks, int num_chunks, Span tokens, int head_size,
                                    const Target<T>* ahead, float* acc, int acc_stride) {
   if (tokens.begin >= tokens.end) return;
-  int column = 0;
-  for (; column + 16 * kTileChunks <= head_size; column += 16 * kTileChunks) {
-    mix_values<M, kTileChunks, kAhead>(p, chunks, num_chunks, tokens, head_size, column, ahead, acc, acc_stride);
-  }
-  for (; column < head_size; column += 16) {
-    mix_values<M, 1, kAhead>(p, chunks, num_chunks, tokens, head_size, column, ahead, acc, acc_stride);
+  for (int column = 0; column < head_size; column += 16 * kTileChunks) {
+    const int left = (head_size - column + 15) / 16;
+    with_constant<kTileChunks>(left < kTileChunks ? left : kTileChunks, [&](auto n) {
+      mix_values<M, n.value, kAhead>(p, chunks, num_chunks, tokens, head_size, column, ahead, acc, acc_stride);
+    });
   }
 }

@@ -5,8 +5,6 @@
 // scratch memory and merge_attention joins them. Either way a span is computed alone and spans are joined in
 // ascending order by the same operations, so that the division never shows in the result.
 
-constexpr int kAheadChunks = 4;  // how far ahead of the computation memory is asked for
-
 // The result of a span or of several: acc [D padded to 16], m, l. `kRecordTail` floats hold m and l.
 constexpr int kRecordTail = 16;
 OCTAVO_INLINE int padded_head(int head_size) { return (head_size + 15) / 16 * 16; }
@@ -143,22 +141,28 @@ class AttentionRun {
     list->count = list_chunks(blocks, origin, begin, end, list->chunks);
   }
 
-  Target<T> keys_of(const Chunk<T>& chunk) const { return {chunk.keys, kv_piece(kv_.block_size), chunk.scales}; }
+  Target<T> target(const Chunk<T>& chunk, bool is_values) const {
+    if (is_values) return {chunk.values, kIsScaled<T> ? chunk.scales + kv_.block_size : nullptr};
+    return {chunk.values - int64_t{kv_.block_size} * kv_.head_size, chunk.scales};
+  }
 
-  // What is read kAheadChunks after each of the span's keys, then each of its values: keys, values, the keys of
-  // the next span, and at the very end anything that is there.
+  // What is asked for while each chunk of the current span's keys, then of its values, is read: keys and values of the
+  // following span by turns, since they lie close together. What a longer one has more is asked for at once. Without
+  // one, anything that is there.
   void list_targets(const SpanList& current, const SpanList& following) {
-    const int n = current.count;
-    for (int i = 0; i < 2 * n; ++i) {
-      const int j = i + kAheadChunks;
-      if (j < n) {
-        targets_[i] = keys_of(current.chunks[j]);
-      } else if (j < 2 * n || following.count == 0) {
-        const Chunk<T>& chunk = current.chunks[(j < 2 * n ? j : i) % n];
-        targets_[i] = {chunk.values, 16, chunk.scales};
-      } else {
-        targets_[i] = keys_of(following.chunks[j - 2 * n < following.count ? j - 2 * n : following.count - 1]);
-      }
+    const SpanList& asked = following.count > 0 ? following : current;
+    for (int i = 0; i < 2 * current.count; ++i) {
+      targets_[i] = target(asked.chunks[i / 2 < asked.count ? i / 2 : asked.count - 1], i % 2 == 1);
+    }
+    ask(asked, 2 * current.count);
+  }
+
+  // Asks for the targets of a span from number `first` on.
+  void ask(const SpanList& list, int first) const {
+    for (int i = first; i < 2 * list.count; ++i) {
+      const Target<T> at = target(list.chunks[i / 2], i % 2 == 1);
+      prefetch_elements(at.elements, 16 * kv_.head_size);
+      if (kIsScaled<T>) prefetch_l2(at.scales);
     }
   }
 
@@ -230,14 +234,11 @@ class AttentionRun {
     int c = 0, count = list.count;
     while (c < count && list.chunks[c].end <= some.begin) ++c;
     while (count > c && list.chunks[count - 1].begin >= some.end) --count;
-    const int head_size = kv_.head_size, block_size = kv_.block_size, piece = kv_piece(block_size);
-    for (; c + kTileChunks <= count; c += kTileChunks) {
-      score_chunks<M, kTileChunks, kAhead>(queries, width_, head_size, list.chunks + c, piece, block_size, targets_ + c,
-                                           scores_);
-    }
-    for (; c < count; ++c) {
-      score_chunks<M, 1, kAhead>(queries, width_, head_size, list.chunks + c, piece, block_size, targets_ + c,
-                                           scores_);
+    const int head_size = kv_.head_size, piece = kv_piece(kv_.block_size);
+    for (; c < count; c += kTileChunks) {
+      with_constant<kTileChunks>(count - c < kTileChunks ? count - c : kTileChunks, [&](auto n) {
+        score_chunks<M, n.value, kAhead>(queries, width_, head_size, list.chunks + c, piece, targets_ + c, scores_);
+      });
     }
   }
 
