@@ -96,9 +96,10 @@ inline void quantize_panels(const Epilogue& e, int n, const Cell& cell, int pane
   });
 }
 
-// The sums of N rows times one slice of a panel, scaled by the activations but not yet by the weights.
+// The sums of N rows times one slice of a panel, scaled by the activations but not yet by the weights. Not inlined: what
+// stands around it would decide which of its registers are spilled (7 rows: a third slower).
 template <int N>
-OCTAVO_INLINE void slice_i8(const uint8_t* slice, const QuantRows& a, int row, int groups, Ahead ahead, KVAhead* kv,
+static __attribute__((noinline)) void slice_i8(const uint8_t* slice, const QuantRows& a, int row, int groups, Ahead ahead, KVAhead* kv,
                             fvec (&out)[N][2]) {
   constexpr int kStart = kByteShift - 128;
   const int64_t stride = int64_t{groups} * kQuantGroup;
@@ -141,12 +142,6 @@ OCTAVO_INLINE void slice_i8(const uint8_t* slice, const QuantRows& a, int row, i
   }
 }
 
-// Asks for the rows that two tiles need. Another worker made some of them: its core has them.
-OCTAVO_INLINE void ask_for_rows(const QuantRows& a, int64_t row_bytes, int begin, int end) {
-  const char* bytes = reinterpret_cast<const char*>(a.q);
-  for (int64_t at = begin * row_bytes; at < end * row_bytes; at += 64) prefetch_l2(bytes + at);
-}
-
 inline void matmul_i8(const MatrixI8& m, const QuantRows& a, int rows, const Epilogue& e, Worker w) {
   const int groups = (m.k + kQuantGroup - 1) / kQuantGroup;
   const int64_t panel_bytes = int64_t{groups} * kQuantGroup * kPanel;
@@ -154,7 +149,6 @@ inline void matmul_i8(const MatrixI8& m, const QuantRows& a, int rows, const Epi
   for_each_tile(cell, int64_t{groups} * kQuantGroup, [&](auto n, int row, int panel, int part, int parts) {
     const uint8_t* data = m.data + panel * panel_bytes;
     const Ahead ahead = ahead_of(data, panel_bytes, 4 * kPanel, part, parts);
-    if (panel == cell.panel_begin && part == 0) ask_for_rows(a, int64_t{groups} * kQuantGroup, cell.row_begin, cell.row_end);
     f32x16 sum[n.count][2];
     for_each_slice(sum, [&](int column, auto& out) {
       slice_i8<n.count>(data + 4 * column, a, row, groups, ahead, parts >= kAheadTiles ? w.ahead : nullptr, out);
