@@ -71,15 +71,16 @@ GroupedWeights::Part part_of(const GroupedArrays& arrays, int n, int k, int bits
 struct OwnedQuantRows {
   AlignedBuffer q, scale, sum;
 
+  int64_t stride;
   int group;
 
-  OwnedQuantRows(int rows, int k, int group) : group(group) {
-    const size_t groups = static_cast<size_t>(rows) * static_cast<size_t>((int64_t{k} + group - 1) / group);
-    q = AlignedBuffer(groups * static_cast<size_t>(group));
-    scale = AlignedBuffer(groups * sizeof(float));
-    sum = AlignedBuffer(groups * sizeof(int32_t));
+  OwnedQuantRows(int rows, int k, int group) : stride(quant_stride(rows)), group(group) {
+    const size_t groups = static_cast<size_t>((int64_t{k} + group - 1) / group);
+    q = AlignedBuffer(static_cast<size_t>(rows) * groups * static_cast<size_t>(group));
+    scale = AlignedBuffer(groups * static_cast<size_t>(stride) * sizeof(float));
+    sum = AlignedBuffer(groups * static_cast<size_t>(stride) * sizeof(int32_t));
   }
-  QuantRows view() const { return {q.as<int8_t>(), scale.as<float>(), sum.as<int32_t>(), group}; }
+  QuantRows view() const { return {q.as<int8_t>(), scale.as<float>(), sum.as<int32_t>(), stride, group}; }
 };
 
 // A product that can be computed again and again: `x` in the form the matrix multiplies, and the kernel call.

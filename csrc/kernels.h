@@ -67,13 +67,18 @@ struct MatrixF32 {
   const float* data;
 };
 
-// Quantised activations of `rows` rows: q [rows][k padded to `group`], scale and sum per group.
+// Quantised activations: q [rows][k padded to `group`], scale and sum per group. These lie by group, so that workers
+// who make different groups of the same rows do not write to the same lines.
 struct QuantRows {
-  int8_t* q = nullptr;  // null: none are wanted
-  float* scale = nullptr;  // [rows][groups]
-  int32_t* sum = nullptr;  // [rows][groups], sum of q over the group (corrects the weights' offset of 128)
+  int8_t* q = nullptr;     // null: none are wanted
+  float* scale = nullptr;  // [groups][stride]
+  int32_t* sum = nullptr;  // [groups][stride], sum of q over the group (corrects the weights' offset of 128)
+  int64_t stride = 0;      // at least the rows
   int group = 0;           // values: kQuantGroup, or the code_group of the weights
 };
+
+// A stride for that many rows: whole cache lines, and not a power of two of them, which would share a set of the cache.
+static constexpr int64_t quant_stride(int64_t rows) { return (rows + 15) / 16 * 16 + 16; }
 
 enum class Act : int { none = 0, silu = 1, gelu_tanh = 2 };
 

@@ -60,16 +60,16 @@ OCTAVO_INLINE void slice_grouped(const uint8_t* block, int column, const QuantRo
   constexpr int kGroup = code_group(Bits), kStart = (Bits == 8 ? kByteShift : 0) - (1 << (Bits - 1));
   const int64_t stride = int64_t{groups} * kGroup;
   const int8_t* q = a.q + row * stride;
-  const float* a_scale = a.scale + int64_t{row} * groups;
-  const int32_t* q_sum = a.sum + int64_t{row} * groups;
+  const float* a_scale = a.scale + row;
+  const int32_t* q_sum = a.sum + row;
 #pragma GCC unroll 8
   for (int r = 0; r < N; ++r) out[r][0] = out[r][1] = fvec{};
-  for (int g = 0; g < groups; ++g, block += grouped_block_bytes(Bits, HasLow), q += kGroup) {
+  for (int g = 0; g < groups; ++g) {
     if (g % 2 == 0) ask_ahead(kv);
     ivec acc[N][2];
 #pragma GCC unroll 8
     for (int r = 0; r < N; ++r) {
-      acc[r][0] = acc[r][1] = HasLow ? ivec{} : broadcast_part(kStart * q_sum[int64_t{r} * groups + g]);
+      acc[r][0] = acc[r][1] = HasLow ? ivec{} : broadcast_part(kStart * q_sum[r]);
     }
     sum_group<Bits, N>(block + 4 * column, q, stride, ahead, acc);
     HasLow ? ahead.prefetch_step() : ahead.prefetch_half_step();
@@ -82,10 +82,10 @@ OCTAVO_INLINE void slice_grouped(const uint8_t* block, int column, const QuantRo
     }
 #pragma GCC unroll 8
     for (int r = 0; r < N; ++r) {
-      const fvec factor = broadcast_part(a_scale[int64_t{r} * groups + g]);
+      const fvec factor = broadcast_part(a_scale[r]);
       fvec t0, t1;
       if constexpr (HasLow) {
-        const fvec q_total = broadcast_part(static_cast<float>(q_sum[int64_t{r} * groups + g]));
+        const fvec q_total = broadcast_part(static_cast<float>(q_sum[r]));
         t0 = fma_part(to_float_part(acc[r][0]), scale0, low0 * q_total);
         t1 = fma_part(to_float_part(acc[r][1]), scale1, low1 * q_total);
       } else {
@@ -95,6 +95,10 @@ OCTAVO_INLINE void slice_grouped(const uint8_t* block, int column, const QuantRo
       out[r][0] = fma_part(t0, factor, out[r][0]);
       out[r][1] = fma_part(t1, factor, out[r][1]);
     }
+    block += grouped_block_bytes(Bits, HasLow);
+    q += kGroup;
+    a_scale += a.stride;
+    q_sum += a.stride;
   }
 }
 

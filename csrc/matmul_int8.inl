@@ -34,15 +34,20 @@ inline void quantize_group(const float* x, int count, int8_t* q, float* scale, i
   *sum = reduce_add(sum_lanes);
 }
 
+// Group g of `groups` of a row: the `count` values at x.
+template <int Group>
+OCTAVO_INLINE void quantize_group(const float* x, int count, int64_t row, int g, int groups, const QuantRows& out) {
+  quantize_group<Group>(x, count, out.q + (row * groups + g) * Group, out.scale + g * out.stride + row,
+                        out.sum + g * out.stride + row);
+}
+
 // A whole row, by one worker.
 template <int Group>
 inline void quantize_row_by(const float* x, int width, int64_t row, const QuantRows& out) {
   const int groups = (width + Group - 1) / Group;
   for (int g = 0; g < groups; ++g) {
     const int start = g * Group;
-    const int64_t unit = row * groups + g;
-    quantize_group<Group>(x + start, width - start < Group ? width - start : Group, out.q + unit * Group,
-                          out.scale + unit, out.sum + unit);
+    quantize_group<Group>(x + start, width - start < Group ? width - start : Group, row, g, groups, out);
   }
 }
 
@@ -68,10 +73,10 @@ inline void quantize_rows_by(const View& x, int rows, const QuantRows& out, Work
   const int groups = (x.width + Group - 1) / Group;
   const Range units = range_of(int64_t{rows} * groups, w);
   for (int64_t unit = units.begin; unit < units.end; ++unit) {
-    const int start = static_cast<int>(unit % groups) * Group;
+    const int64_t row = unit / groups;
+    const int g = static_cast<int>(unit % groups), start = g * Group;
     const int count = x.width - start < Group ? x.width - start : Group;
-    quantize_group<Group>(x.data + unit / groups * x.ld + start, count, out.q + unit * Group, out.scale + unit,
-                          out.sum + unit);
+    quantize_group<Group>(x.data + row * x.ld + start, count, row, g, groups, out);
   }
 }
 
@@ -89,9 +94,8 @@ inline void quantize_panels(const Epilogue& e, int n, const Cell& cell, int pane
     constexpr int size = group.size;
     const int width = n / 2, groups = (width + size - 1) / size, g = panel * (kPanel / 2) / size, start = g * size;
     for (int64_t r = row; r < row + count; ++r) {
-      const int64_t unit = r * groups + g;
-      quantize_group<size>(e.y + r * e.ldy + start, width - start < size ? width - start : size,
-                           e.quantized.q + unit * size, e.quantized.scale + unit, e.quantized.sum + unit);
+      quantize_group<size>(e.y + r * e.ldy + start, width - start < size ? width - start : size, r, g, groups,
+                           e.quantized);
     }
   });
 }
@@ -99,13 +103,13 @@ inline void quantize_panels(const Epilogue& e, int n, const Cell& cell, int pane
 // The sums of N rows times one slice of a panel, scaled by the activations but not yet by the weights. Not inlined: what
 // stands around it would decide which of its registers are spilled (7 rows: a third slower).
 template <int N>
-static __attribute__((noinline)) void slice_i8(const uint8_t* slice, const QuantRows& a, int row, int groups, Ahead ahead, KVAhead* kv,
-                            fvec (&out)[N][2]) {
+static __attribute__((noinline)) void slice_i8(const uint8_t* slice, const QuantRows& a, int row, int groups, Ahead ahead,
+                                               KVAhead* kv, fvec (&out)[N][2]) {
   constexpr int kStart = kByteShift - 128;
   const int64_t stride = int64_t{groups} * kQuantGroup;
   const int8_t* q = a.q + row * stride;
-  const float* scale = a.scale + int64_t{row} * groups;
-  const int32_t* q_sum = a.sum + int64_t{row} * groups;
+  const float* scale = a.scale + row;
+  const int32_t* q_sum = a.sum + row;
   fvec sum[N][2];
 #pragma GCC unroll 8
   for (int r = 0; r < N; ++r) sum[r][0] = sum[r][1] = fvec{};
@@ -113,7 +117,7 @@ static __attribute__((noinline)) void slice_i8(const uint8_t* slice, const Quant
     ask_ahead(kv);
     ivec acc[N][2];
 #pragma GCC unroll 8
-    for (int r = 0; r < N; ++r) acc[r][0] = acc[r][1] = broadcast_part(kStart * q_sum[int64_t{r} * groups + g]);
+    for (int r = 0; r < N; ++r) acc[r][0] = acc[r][1] = broadcast_part(kStart * q_sum[r]);
 #pragma GCC unroll 1
     for (int i = 0; i < kQuantGroup / 4; ++i) {
       ahead.prefetch_step();
@@ -130,10 +134,12 @@ static __attribute__((noinline)) void slice_i8(const uint8_t* slice, const Quant
     q += kQuantGroup;
 #pragma GCC unroll 8
     for (int r = 0; r < N; ++r) {
-      const fvec s = broadcast_part(scale[int64_t{r} * groups + g]);
+      const fvec s = broadcast_part(scale[r]);
       sum[r][0] = fma_part(to_float_part(acc[r][0]), s, sum[r][0]);
       sum[r][1] = fma_part(to_float_part(acc[r][1]), s, sum[r][1]);
     }
+    scale += a.stride;
+    q_sum += a.stride;
   }
 #pragma GCC unroll 8
   for (int r = 0; r < N; ++r) {

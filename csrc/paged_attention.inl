@@ -255,8 +255,7 @@ class AttentionRun {
     const QuantRows& out = a_.quantized;
     with_group(out.group, [&](auto group) {
       for (int d = 0; d < kv_.head_size; d += group.size) {
-        const int64_t unit = row * (out_.width / group.size) + (column + d) / group.size;
-        quantize_group<group.size>(head + d, group.size, out.q + unit * group.size, out.scale + unit, out.sum + unit);
+        quantize_group<group.size>(head + d, group.size, row, (column + d) / group.size, out_.width / group.size, out);
       }
     });
   }

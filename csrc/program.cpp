@@ -64,17 +64,17 @@ View Program::view(Slot slot, const char* name, int rows) const {
 int64_t quant_floats(int rows, int k, int group) {
   require(group == 16 || group == 32 || group == kQuantGroup, "activations are quantised in groups of 16, 32 or 64");
   const int64_t groups = round_up(k, group) / group;
-  return round_up(rows * groups * group / 4, 16) + 2 * round_up(rows * groups, 16);
+  return round_up(rows * groups * group / 4, 16) + 2 * groups * quant_stride(rows);
 }
 
 QuantRows Program::quant_rows(int64_t offset, int k, int group) const {
   require(k > 0 && offset >= 0 && offset % 16 == 0 && offset + quant_floats(max_rows(), k, group) <= limits_.arena_floats,
           "quantised rows at float " + text(offset) + " do not fit the arena of " + text(limits_.arena_floats) + " floats");
   const int64_t groups = round_up(k, group) / group;
+  const int64_t stride = quant_stride(max_rows());
   float* base = arena_.as<float>() + offset;
   float* scale = base + round_up(max_rows() * groups * group / 4, 16);
-  return {reinterpret_cast<int8_t*>(base), scale, reinterpret_cast<int32_t*>(scale + round_up(max_rows() * groups, 16)),
-          group};
+  return {reinterpret_cast<int8_t*>(base), scale, reinterpret_cast<int32_t*>(scale + groups * stride), stride, group};
 }
 
 QuantRows Program::quant_rows(const QuantSlot* slot, int k) const {
