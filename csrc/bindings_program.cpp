@@ -283,6 +283,7 @@ void bind_program(nb::module_& m) {
       .def("logits", &logits, nb::arg("rows"))
       .def("argmax", &argmax)
       .def("profile", &Program::profile);
+  m.attr("PANEL") = kPanel;
   m.def("quant_floats", &quant_floats, nb::arg("rows"), nb::arg("k"), nb::arg("group"),
         "Arena floats that the quantised form of [rows][k] in groups takes.");
 }

@@ -34,21 +34,19 @@ inline void quantize_group(const float* x, int count, int8_t* q, float* scale, i
   *sum = reduce_add(sum_lanes);
 }
 
-// Group g of `groups` of a row: the `count` values at x.
+// Group g of row `row`, whose `width` values are at x.
 template <int Group>
-OCTAVO_INLINE void quantize_group(const float* x, int count, int64_t row, int g, int groups, const QuantRows& out) {
-  quantize_group<Group>(x, count, out.q + (row * groups + g) * Group, out.scale + g * out.stride + row,
-                        out.sum + g * out.stride + row);
+OCTAVO_INLINE void quantize_group_of(const float* x, int width, int64_t row, int g, const QuantRows& out) {
+  const int groups = (width + Group - 1) / Group, start = g * Group;
+  quantize_group<Group>(x + start, width - start < Group ? width - start : Group, out.q + (row * groups + g) * Group,
+                        out.scale + g * out.stride + row, out.sum + g * out.stride + row);
 }
 
 // A whole row, by one worker.
 template <int Group>
 inline void quantize_row_by(const float* x, int width, int64_t row, const QuantRows& out) {
   const int groups = (width + Group - 1) / Group;
-  for (int g = 0; g < groups; ++g) {
-    const int start = g * Group;
-    quantize_group<Group>(x + start, width - start < Group ? width - start : Group, row, g, groups, out);
-  }
+  for (int g = 0; g < groups; ++g) quantize_group_of<Group>(x, width, row, g, out);
 }
 
 // Calls body(Group<n>{}) with the number of values in a group.
@@ -74,9 +72,7 @@ inline void quantize_rows_by(const View& x, int rows, const QuantRows& out, Work
   const Range units = range_of(int64_t{rows} * groups, w);
   for (int64_t unit = units.begin; unit < units.end; ++unit) {
     const int64_t row = unit / groups;
-    const int g = static_cast<int>(unit % groups), start = g * Group;
-    const int count = x.width - start < Group ? x.width - start : Group;
-    quantize_group<Group>(x.data + row * x.ld + start, count, row, g, groups, out);
+    quantize_group_of<Group>(x.data + row * x.ld, x.width, row, static_cast<int>(unit % groups), out);
   }
 }
 
@@ -91,12 +87,8 @@ inline int panels_of_a_group(const Epilogue& e) { return e.quantized.q ? e.quant
 inline void quantize_panels(const Epilogue& e, int n, const Cell& cell, int panel, int row, int count) {
   if (!e.quantized.q || ((panel + 1) % panels_of_a_group(e) && panel + 1 < cell.panel_end)) return;
   with_group(e.quantized.group, [&](auto group) {
-    constexpr int size = group.size;
-    const int width = n / 2, groups = (width + size - 1) / size, g = panel * (kPanel / 2) / size, start = g * size;
-    for (int64_t r = row; r < row + count; ++r) {
-      quantize_group<size>(e.y + r * e.ldy + start, width - start < size ? width - start : size, r, g, groups,
-                           e.quantized);
-    }
+    const int g = panel * (kPanel / 2) / group.size;
+    for (int64_t r = row; r < row + count; ++r) quantize_group_of<group.size>(e.y + r * e.ldy, n / 2, r, g, e.quantized);
   });
 }
 

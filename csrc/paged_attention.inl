@@ -243,19 +243,18 @@ class AttentionRun {
   }
 
   void finish(const Item& item, int vector, const float* record) {
-    float* to = out_.data + row(item, vector) * out_.ld + head_column(item, vector);
+    float* values = out_.data + row(item, vector) * out_.ld;
+    const int64_t column = head_column(item, vector);
+    float* to = values + column;
     const f32x16 sum = broadcast(record[width_ + 1]);
     for (int d = 0; d < kv_.head_size; d += 16) {
       store_lanes(to + d, kv_.head_size - d < 16 ? kv_.head_size - d : 16, load(record + d) / sum);
     }
-    if (a_.quantized.q) quantize_head(to, row(item, vector), static_cast<int>(head_column(item, vector)));
-  }
-
-  void quantize_head(const float* head, int64_t row, int column) const {
-    const QuantRows& out = a_.quantized;
-    with_group(out.group, [&](auto group) {
-      for (int d = 0; d < kv_.head_size; d += group.size) {
-        quantize_group<group.size>(head + d, group.size, row, (column + d) / group.size, out_.width / group.size, out);
+    if (!a_.quantized.q) return;
+    with_group(a_.quantized.group, [&](auto group) {
+      const int first = static_cast<int>(column) / group.size, end = first + kv_.head_size / group.size;
+      for (int g = first; g < end; ++g) {
+        quantize_group_of<group.size>(values, out_.width, row(item, vector), g, a_.quantized);
       }
     });
   }

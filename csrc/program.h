@@ -175,7 +175,6 @@ class Program {
     const int32_t* tokens;     // [rows] token ids, or the rows to gather
     const int32_t* positions;  // [rows]
     const Batch* batches;      // one per group
-    bool is_forward;
   };
   using Run = std::function<void(const Step&, Worker)>;
   struct Instruction {

@@ -103,7 +103,7 @@ void Program::execute(const std::vector<Segment>& part, const Step& step) {
   const Clock::time_point begin = Clock::now();
   pool_->run(static_cast<int>(part.size()), [&](int number, Worker w) {
     if (looks_ahead) w.ahead = &aheads_[static_cast<size_t>(w.id)];
-    if (looks_ahead && number == 0 && step.is_forward) look_ahead(0, step, w);
+    if (looks_ahead && number == 0 && &part == &forward_) look_ahead(0, step, w);
     for (const Instruction& instruction : part[static_cast<size_t>(number)]) {
       if (!is_timed_) {
         instruction.run(step, w);
@@ -141,7 +141,7 @@ void Program::forward(const StepArrays& step) {
   check_step(step);
   hold(step);
   if (step.num_tokens == 0) return;
-  execute(forward_, {step.num_tokens, step.tokens, step.positions, held_.groups.data(), true});
+  execute(forward_, {step.num_tokens, step.tokens, step.positions, held_.groups.data()});
 }
 
 // Keeps what the logits part needs of a checked step: the arrays may change before logits() is called.
@@ -208,7 +208,7 @@ const float* Program::logits(const int32_t* rows, int num_rows) {
   }
   num_logit_rows_ = num_rows;
   choose(rows, num_rows);
-  if (num_rows > 0) execute(logits_part_, {num_rows, rows, chosen_.positions.data(), chosen_.groups.data(), false});
+  if (num_rows > 0) execute(logits_part_, {num_rows, rows, chosen_.positions.data(), chosen_.groups.data()});
   return arena_.as<float>() + logits_.offset;
 }
 

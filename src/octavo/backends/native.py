@@ -35,7 +35,6 @@ from octavo.errors import ConfigError
 
 ISA_VARIABLE = "OCTAVO_ISA"  # overrides the instruction set, for tests and comparisons
 HALF_MAX = 65504.0  # the largest float16
-PANEL = 32  # rows of a matrix that are packed together (csrc/pack.h)
 PART_FLOATS = 1 << 21  # of a large matrix at a time
 
 
@@ -133,7 +132,8 @@ class NativeBackend:
 
     def tied(self, weight: Rows, dtype: WeightDtype, head_dtype: WeightDtype) -> tuple[_native.Table, Packed]:
         height, width = weight.shape
-        step = max(1, PART_FLOATS // (PANEL * width)) * PANEL
+        panel = _native.PANEL
+        step = max(1, PART_FLOATS // (panel * width)) * panel
         is_half = dtype != "float32"
         table: _native.Table = _native.Table.empty([height, width, is_half])
         [memory] = table.buffers
@@ -148,7 +148,7 @@ class NativeBackend:
                 return self.embedding(whole, dtype), self.matrix(whole, head_dtype)
             values[start : start + step] = part
             for to, piece in zip(head.buffers, pack(part, None, self.num_threads).buffers, strict=True):
-                at = to.nbytes // -(-height // PANEL) * (start // PANEL)  # panels lie one after another
+                at = to.nbytes // -(-height // panel) * (start // panel)  # panels lie one after another
                 to[at : at + piece.nbytes] = piece
         self.num_weight_bytes += memory.nbytes
         return table, self._count(head)
