@@ -92,11 +92,10 @@ inline void quantize_panels(const Epilogue& e, int n, const Cell& cell, int pane
   });
 }
 
-// The sums of N rows times one slice of a panel, scaled by the activations but not yet by the weights. Not inlined: what
-// stands around it would decide which of its registers are spilled (7 rows: a third slower).
+// The sums of N rows times one slice of a panel, scaled by the activations but not yet by the weights.
 template <int N>
-static __attribute__((noinline)) void slice_i8(const uint8_t* slice, const QuantRows& a, int row, int groups, Ahead ahead,
-                                               KVAhead* kv, fvec (&out)[N][2]) {
+OCTAVO_INLINE void slice_i8(const uint8_t* slice, const QuantRows& a, int row, int groups, Ahead ahead, KVAhead* kv,
+                            fvec (&out)[N][2]) {
   constexpr int kStart = kByteShift - 128;
   const int64_t stride = int64_t{groups} * kQuantGroup;
   const int8_t* q = a.q + row * stride;
@@ -140,6 +139,13 @@ static __attribute__((noinline)) void slice_i8(const uint8_t* slice, const Quant
   }
 }
 
+// The same by a call: what stands around it would decide which of its registers are spilled (7 rows: a third slower).
+template <int N>
+static __attribute__((noinline)) void call_slice_i8(const uint8_t* slice, const QuantRows& a, int row, int groups,
+                                                    Ahead ahead, KVAhead* kv, fvec (&out)[N][2]) {
+  slice_i8(slice, a, row, groups, ahead, kv, out);
+}
+
 inline void matmul_i8(const MatrixI8& m, const QuantRows& a, int rows, const Epilogue& e, Worker w) {
   const int groups = (m.k + kQuantGroup - 1) / kQuantGroup;
   const int64_t panel_bytes = int64_t{groups} * kQuantGroup * kPanel;
@@ -149,7 +155,12 @@ inline void matmul_i8(const MatrixI8& m, const QuantRows& a, int rows, const Epi
     const Ahead ahead = ahead_of(data, panel_bytes, 4 * kPanel, part, parts);
     f32x16 sum[n.count][2];
     for_each_slice(sum, [&](int column, auto& out) {
-      slice_i8<n.count>(data + 4 * column, a, row, groups, ahead, parts >= kAheadTiles ? w.ahead : nullptr, out);
+      KVAhead* kv = parts >= kAheadTiles ? w.ahead : nullptr;
+      if constexpr (n.count == kTileRows) {  // all but a few tiles of a large product: the call would cost it 2 %
+        slice_i8(data + 4 * column, a, row, groups, ahead, kv, out);
+      } else {
+        call_slice_i8(data + 4 * column, a, row, groups, ahead, kv, out);
+      }
     });
 #pragma GCC unroll 8
     for (int r = 0; r < n.count; ++r) {
