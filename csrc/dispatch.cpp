@@ -27,6 +27,11 @@ extern const Kernels table;
 namespace avx2 {
 extern const Kernels table;
 }
+#if defined(OCTAVO_HAS_avx2_vnni)
+namespace avx2_vnni {
+extern const Kernels table;
+}
+#endif
 namespace avx512 {
 extern const Kernels table;
 }
@@ -39,16 +44,20 @@ namespace {
 
 // Best first, null at the end.
 struct Choices {
-  const Kernels* table[5] = {};
+  const Kernels* table[6] = {};
 
   Choices() {
     const Kernels** next = table;
 #if defined(OCTAVO_HAS_avx2)
     __builtin_cpu_init();
-    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                          (cpuid(1, 0).ecx >> 29 & 1);  // F16C
     const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     if (has_avx512 && __builtin_cpu_supports("avx512vnni")) *next++ = &avx512_vnni::table;
+#if defined(OCTAVO_HAS_avx2_vnni)
+    if (has_avx2 && (cpuid(7, 1).eax >> 4 & 1)) *next++ = &avx2_vnni::table;
+#endif
     if (has_avx512) *next++ = &avx512::table;
     if (has_avx2) *next++ = &avx2::table;
 #endif
@@ -61,11 +70,19 @@ struct Choices {
   }
 
 #if defined(OCTAVO_HAS_avx2)
-  // CPUID leaf 1, ECX bit 29. Older compilers do not know the name "f16c".
-  static bool has_f16c() {
-    unsigned eax = 1, ebx = 0, ecx = 0, edx = 0;
-    __asm__("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
-    return (ecx >> 29) & 1;
+  struct Registers {
+    unsigned eax, ebx, ecx, edx;
+  };
+  // What older compilers do not know by name. Leaves beyond the processor's highest count as empty.
+  static Registers cpuid(unsigned leaf, unsigned subleaf) {
+    Registers r = ask_cpuid(0, 0);
+    if (leaf > r.eax || (leaf == 7 && subleaf > ask_cpuid(7, 0).eax)) return {};
+    return ask_cpuid(leaf, subleaf);
+  }
+  static Registers ask_cpuid(unsigned leaf, unsigned subleaf) {
+    Registers r{leaf, 0, subleaf, 0};
+    __asm__("cpuid" : "+a"(r.eax), "=b"(r.ebx), "+c"(r.ecx), "=d"(r.edx));
+    return r;
   }
 #endif
 };

@@ -125,7 +125,7 @@ constexpr int kByteShift = 0;
 OCTAVO_INLINE uvec shift_bytes(uvec w) { return w; }
 #endif
 
-#if !defined(__AVX512VNNI__) && !defined(__aarch64__)
+#if !defined(__AVX512VNNI__) && !defined(__AVXVNNI__) && !defined(__aarch64__)
 typedef int16_t svec __attribute__((vector_size(4 * kWidth)));
 
 // Products of 16-bit lanes, each of which fits 16 bits, summed in pairs to 32-bit lanes.
@@ -147,6 +147,9 @@ OCTAVO_INLINE ivec dot4_part(ivec sum, uvec w, int32_t four) {
   const ivec a = broadcast_part(four);
 #if defined(__AVX512VNNI__)
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(a));  // g++ 12 copies and spills the intrinsic's accumulators
+  return sum;
+#elif defined(__AVXVNNI__)
+  asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(w), "x"(a));
   return sum;
 #elif defined(__ARM_FEATURE_DOTPROD)
   return (ivec)vdotq_s32((int32x4_t)sum, (int8x16_t)w, (int8x16_t)a);

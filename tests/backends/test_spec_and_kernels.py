@@ -44,7 +44,7 @@ def run(backend: Backend, model: OneProduct) -> F32:
     return runner.logits(rows).copy()
 
 
-@pytest.mark.parametrize("isa", ["avx512_vnni", "avx512", "avx2", "neon_dotprod", "neon"])
+@pytest.mark.parametrize("isa", ["avx512_vnni", "avx2_vnni", "avx512", "avx2", "neon_dotprod", "neon"])
 @pytest.mark.parametrize(("k", "n"), [(1, 5), (64, 16), (65, 33), (130, 49), (576, 960), (1536, 576)])
 def test_int8_products_of_the_kernels_are_those_of_the_specification(
     isa: str, k: int, n: int, make_backend: Callable[[str], Backend]
