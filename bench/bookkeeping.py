@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from octavo.backends.numpy_ref import softmax_blocks
 from octavo.backends.ops import F32, I32, Limits, StepInputs
 from octavo.core.kv_groups import group_layers
 from octavo.core.kv_manager import KVCacheManager
@@ -80,7 +81,7 @@ def make_engine(num_sequences: int) -> Engine:
     limits = Limits(config.max_num_batched_tokens, num_sequences, num_sequences, 256, LOGIT_ROWS)
     return Engine(
         Scheduler(config, manager, 16),
-        Executor(NullRunner(), Sampler(VOCAB), limits, 1),  # type: ignore[arg-type]
+        Executor(NullRunner(), Sampler(VOCAB, softmax_blocks), limits, 1),  # type: ignore[arg-type]
         Ready(MAX_MODEL_LEN, VOCAB, num_sequences * 64, 16, []),
         frozenset({0}),
     )

@@ -145,6 +145,13 @@ nb::ndarray<nb::numpy, const float> logits(nb::handle self, const AnyArray& rows
   return {result, {static_cast<size_t>(num_rows), static_cast<size_t>(slot.width)}, self, {slot.stride, 1}};
 }
 
+template <class T>
+nb::ndarray<nb::numpy, T> owned(std::unique_ptr<T[]> values, std::initializer_list<size_t> shape) {
+  T* data = values.release();
+  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  return {data, shape, owner};
+}
+
 // [R], a copy.
 nb::ndarray<nb::numpy, int32_t> argmax(Program& program) {
   const int32_t* best;
@@ -153,10 +160,29 @@ nb::ndarray<nb::numpy, int32_t> argmax(Program& program) {
     best = program.argmax();
   }
   const auto rows = static_cast<size_t>(program.num_logit_rows());
-  auto* copy = new int32_t[rows];
-  std::copy(best, best + rows, copy);
-  nb::capsule owner(copy, [](void* p) noexcept { delete[] static_cast<int32_t*>(p); });
-  return {copy, {rows}, owner};
+  std::unique_ptr<int32_t[]> copy(new int32_t[rows]);
+  std::copy(best, best + rows, copy.get());
+  return owned(std::move(copy), {rows});
+}
+
+// Sums and maxima, [R][B] each.
+nb::tuple softmax_blocks(Program& program, const AnyArray& scores, int block, const AnyArray& peaks,
+                         const AnyArray& temperatures) {
+  const int rows = check::dimension(scores, 0, "scores"), width = check::dimension(scores, 1, "scores");
+  const auto [data, ld] = check::rows<float>(scores, "scores");
+  const float* peak = check::array<float>(peaks, "peaks", {rows});
+  const float* temperature = check::array<float>(temperatures, "temperatures", {rows});
+  if (block < 1) throw nb::value_error("block must be at least 1");
+  const auto blocks = static_cast<size_t>((width + block - 1) / block), size = blocks * static_cast<size_t>(rows);
+  std::unique_ptr<double[]> sums(new double[size]());
+  std::unique_ptr<float[]> maxima(new float[size]());
+  {
+    nb::gil_scoped_release unlocked;
+    program.softmax_blocks({const_cast<float*>(data), ld, width}, rows, block, peak, temperature, sums.get(),
+                           maxima.get());
+  }
+  const std::initializer_list<size_t> shape = {static_cast<size_t>(rows), blocks};
+  return nb::make_tuple(owned(std::move(sums), shape), owned(std::move(maxima), shape));
 }
 
 Act act_of(const std::string& name) {
@@ -282,6 +308,8 @@ void bind_program(nb::module_& m) {
            nb::arg("table_rows"), nb::arg("block_tables"))
       .def("logits", &logits, nb::arg("rows"))
       .def("argmax", &argmax)
+      .def("softmax_blocks", &softmax_blocks, nb::arg("scores"), nb::arg("block"), nb::arg("peaks"),
+           nb::arg("temperatures"))
       .def("profile", &Program::profile);
   m.attr("PANEL") = kPanel;
   m.def("quant_floats", &quant_floats, nb::arg("rows"), nb::arg("k"), nb::arg("group"),

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <string>
+#include <utility>
 
 namespace octavo::check {
 
@@ -37,14 +38,30 @@ inline std::string shape_text(const AnyArray& a) {
   return text + (a.ndim() == 1 ? ",)" : ")");
 }
 
+template <class T>
+void host_array(const AnyArray& a, const char* name) {
+  const std::string prefix = std::string(name) + ": must ";
+  if (a.device_type() != nanobind::device::cpu::value) throw nanobind::type_error((prefix + "be a NumPy array").c_str());
+  if (!has_dtype<T>(a)) throw nanobind::type_error((prefix + "have dtype " + dtype_name<T>()).c_str());
+}
+
+// Raises unless `a` is a host array of T [rows][columns], each row contiguous; returns its data and the row stride.
+template <class T>
+std::pair<const T*, int64_t> rows(const AnyArray& a, const char* name) {
+  host_array<T>(a, name);
+  const auto wrong = [&](const std::string& why) { return nanobind::value_error((name + (": " + why)).c_str()); };
+  if (a.ndim() != 2) throw wrong("has shape " + shape_text(a) + ", expected (any, any)");
+  const bool is_packed = a.shape(1) <= 1 || a.stride(1) == 1;
+  const bool is_apart = a.shape(0) <= 1 || a.stride(0) >= static_cast<int64_t>(a.shape(1));
+  if (!is_packed || !is_apart) throw wrong("rows must be contiguous; use numpy.ascontiguousarray");
+  return {static_cast<const T*>(a.data()), a.stride(0)};
+}
+
 // Raises unless `a` is a C-contiguous host array of T with this shape; returns its data.
 template <class T>
 const T* array(const AnyArray& a, const char* name, std::initializer_list<int64_t> shape) {
-  const std::string prefix = std::string(name) + ": ";
-  const auto wrong_type = [&](const std::string& why) { return nanobind::type_error((prefix + why).c_str()); };
-  const auto wrong_value = [&](const std::string& why) { return nanobind::value_error((prefix + why).c_str()); };
-  if (a.device_type() != nanobind::device::cpu::value) throw wrong_type("must be a NumPy array");
-  if (!has_dtype<T>(a)) throw wrong_type(std::string("must have dtype ") + dtype_name<T>());
+  host_array<T>(a, name);
+  const auto wrong = [&](const std::string& why) { return nanobind::value_error((name + (": " + why)).c_str()); };
   bool fits = a.ndim() == shape.size();
   std::string expected;
   size_t i = 0;
@@ -52,11 +69,11 @@ const T* array(const AnyArray& a, const char* name, std::initializer_list<int64_
     fits = fits && (size == kAny || static_cast<int64_t>(a.shape(i)) == size);
     expected += (i++ ? ", " : "") + (size == kAny ? std::string("any") : std::to_string(size));
   }
-  if (!fits) throw wrong_value("has shape " + shape_text(a) + ", expected (" + expected + ")");
+  if (!fits) throw wrong("has shape " + shape_text(a) + ", expected (" + expected + ")");
   int64_t stride = 1;
   for (size_t d = a.ndim(); d-- > 0;) {
     const bool is_packed = a.shape(d) == 1 || a.size() == 0 || a.stride(d) == stride;
-    if (!is_packed) throw wrong_value("must be C-contiguous; use numpy.ascontiguousarray");
+    if (!is_packed) throw wrong("must be C-contiguous; use numpy.ascontiguousarray");
     stride *= static_cast<int64_t>(a.shape(d));
   }
   return static_cast<const T*>(a.data());

@@ -208,6 +208,9 @@ struct Kernels {
   // argmax.inl. Partial results [w.count][rows]; after a barrier one worker joins them into the first [rows].
   void (*argmax)(const View& x, int rows, float* values, int32_t* indices, Worker w);
   void (*join_argmax)(int rows, int workers, float* values, int32_t* indices);
+  // softmax_blocks.inl
+  void (*softmax_blocks)(const View& x, int rows, int block, const float* peaks, const float* temperatures,
+                         double* sums, float* maxima, Worker w);
   void (*embed_f32)(const View& table, const int32_t* tokens, int rows, const View& out, Worker w);
   void (*embed_f16)(const uint16_t* table, int width, const int32_t* tokens, int rows, const View& out, Worker w);
   void (*embed_grouped)(const MatrixGrouped& table, const int32_t* tokens, int rows, const View& out, Worker w);

@@ -163,6 +163,9 @@ class Program {
   Slot logits_slot() const { return logits_; }
   // Of each row of the last logits() the index of the largest value, as numpy's argmax; valid until the next call.
   const int32_t* argmax();
+  // Of rows of scores [rows][x.width], in blocks of `block` columns, what softmax_blocks.inl says; [rows][blocks] each.
+  void softmax_blocks(const View& x, int rows, int block, const float* peaks, const float* temperatures, double* sums,
+                      float* maxima);
   int num_logit_rows() const { return num_logit_rows_; }
   // Seconds that all workers together spent in each kind of instruction since the last call, most first. The first
   // call turns the measuring on: two clock reads an instruction.

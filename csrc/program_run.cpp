@@ -224,4 +224,10 @@ const int32_t* Program::argmax() {
   return best_.data();
 }
 
+void Program::softmax_blocks(const View& x, int rows, int block, const float* peaks, const float* temperatures,
+                             double* sums, float* maxima) {
+  std::lock_guard<std::mutex> lock(running_);
+  pool_->run(1, [&](int, Worker w) { kernels_->softmax_blocks(x, rows, block, peaks, temperatures, sums, maxima, w); });
+}
+
 }  // namespace octavo

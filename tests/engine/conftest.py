@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from octavo.backends.numpy_ref import softmax_blocks
 from octavo.backends.ops import I32, Limits, StepInputs
 from octavo.core.kv_groups import group_layers
 from octavo.core.kv_manager import KVCacheManager
@@ -82,7 +83,7 @@ class EngineRig:
         )
         self.runner = CountingRunner(num_blocks, block_size)
         self.manager = KVCacheManager(layout, num_blocks, block_size)
-        self.executor = Executor(self.runner, Sampler(VOCAB), limits, 1)
+        self.executor = Executor(self.runner, Sampler(VOCAB, softmax_blocks), limits, 1)
         self.engine = Engine(
             Scheduler(config, self.manager, block_size),
             self.executor,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 
-from octavo.sampling.random import SeedStream, bits, stream_key, uniform
+from octavo.sampling.random import SeedStream, bits, stream_key, uniform, uniforms
 
 
 def test_bits_are_the_published_splitmix64_sequence() -> None:
@@ -69,3 +70,12 @@ def test_seed_stream_repeats_for_one_engine_seed_and_differs_between_two() -> No
     assert len(set(first)) == 100
     assert not set(first) & {c.next() for _ in range(100)}
     assert all(0 <= seed < 2**63 for seed in first)
+
+
+def test_uniforms_start_with_the_position_s_own_and_do_not_repeat() -> None:
+    first = list(islice(uniforms(5, 3), 100))
+    assert first[0] == uniform(5, 3)
+    assert len(set(first)) == 100
+    assert first == list(islice(uniforms(5, 3), 100))
+    assert not set(first) & set(islice(uniforms(5, 4), 100))
+    assert abs(sum(first) / 100 - 0.5) < 4 * (1 / 12 / 100) ** 0.5

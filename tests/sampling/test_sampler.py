@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from octavo.backends.numpy_ref import softmax_blocks
 from octavo.core.block import SeqId
 from octavo.core.delta import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
@@ -38,7 +39,7 @@ def state(
 def token(values: list[float] | F32, output: list[int] | None = None, **fields: Any) -> int:
     """The token drawn from one row."""
     scores = np.array([values], np.float32)
-    sampler = Sampler(scores.shape[1])
+    sampler = Sampler(scores.shape[1], softmax_blocks)
     (token_id,) = draw(sampler, [state(sampler, output, **fields)], scores).token_ids
     assert token_id is not None
     return token_id
@@ -51,7 +52,7 @@ def support(values: list[float], num_draws: int = 400, **fields: Any) -> set[int
 
 def draws(values: list[float] | F32, num_draws: int, **fields: Any) -> list[int]:
     scores = np.array([values], np.float32)
-    sampler = Sampler(scores.shape[1])
+    sampler = Sampler(scores.shape[1], softmax_blocks)
     output: list[int] = []
     one = state(sampler, output, **fields)
     for _ in range(num_draws):
@@ -127,7 +128,7 @@ def test_repetition_penalty_comes_before_the_presence_penalty() -> None:
 def test_the_logits_stay_as_they_are() -> None:
     scores = np.array([[1, 2, 3], [3, 2, 1]], np.float32)
     before = scores.copy()
-    sampler = Sampler(3)
+    sampler = Sampler(3, softmax_blocks)
     fields: dict[str, Any] = {"logit_bias": ((0, 5.0),), "presence_penalty": 1.0, "min_tokens": 9}
     draw(sampler, [state(sampler, [1], **fields), state(sampler, [2], top_p=0.5)], scores)
     assert np.array_equal(scores, before)
@@ -217,7 +218,7 @@ def test_choices_of_one_seed_differ_but_repeat() -> None:
 
 def test_without_a_seed_the_engine_seed_and_the_order_of_arrival_decide() -> None:
     def run(engine_seed: int) -> list[int]:
-        sampler = Sampler(997, engine_seed)
+        sampler = Sampler(997, softmax_blocks, engine_seed)
         found = []
         for _ in range(8):
             (token_id,) = draw(sampler, [state(sampler, seed=None)], FLAT[None]).token_ids
@@ -233,7 +234,7 @@ def test_without_a_seed_the_engine_seed_and_the_order_of_arrival_decide() -> Non
 def test_a_state_made_anew_in_the_middle_continues_with_the_same_tokens() -> None:
     fields: dict[str, Any] = {"seed": 3, "presence_penalty": 0.5, "repetition_penalty": 1.2, "prompt": [4, 4]}
     whole = draws(FLAT, 12, **fields)
-    sampler, output = Sampler(997), whole[:5]
+    sampler, output = Sampler(997, softmax_blocks), whole[:5]
     later = state(sampler, output, **fields)
     while len(output) < 12:
         (token_id,) = draw(sampler, [later], FLAT[None]).token_ids
@@ -260,7 +261,7 @@ def test_a_row_gives_the_same_sample_alone_and_in_any_batch() -> None:
     ]
 
     def sampled(order: list[int]) -> dict[int, tuple[int | None, TokenLogprobs | None]]:
-        sampler = Sampler(vocab)
+        sampler = Sampler(vocab, softmax_blocks)
         states = [
             state(sampler, [r, r + 1], seq_id=r, seed=r, prompt=[r + 2], **kinds[r % len(kinds)])
             for r in order
@@ -279,7 +280,7 @@ def test_a_row_gives_the_same_sample_alone_and_in_any_batch() -> None:
 
 def test_a_broken_row_is_an_error_of_its_sequence_alone() -> None:
     scores = np.array([[1, 2, 3], [1, np.nan, 3], [3, 2, 1], [1, INF, 1], [-INF] * 3], np.float32)
-    sampler = Sampler(3)
+    sampler = Sampler(3, softmax_blocks)
     kinds: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0, "top_k": 1}]
     for fields in kinds:
         states = [state(sampler, seq_id=i, **fields) for i in range(5)]
@@ -292,7 +293,7 @@ def test_a_broken_row_is_an_error_of_its_sequence_alone() -> None:
 
 
 def test_a_row_without_any_token_left_is_an_error() -> None:
-    sampler = Sampler(2)
+    sampler = Sampler(2, softmax_blocks)
     one = state(sampler, min_tokens=1, stop_token_ids=(1,))
     draws = draw(sampler, [one], np.zeros((1, 2), np.float32))
     assert draws.token_ids == [None]
@@ -303,7 +304,7 @@ def test_a_row_without_any_token_left_is_an_error() -> None:
 
 
 def sample_logprobs(values: list[float], **fields: Any) -> TokenLogprobs | None:
-    sampler = Sampler(len(values))
+    sampler = Sampler(len(values), softmax_blocks)
     draws = draw(sampler, [state(sampler, **fields)], np.array([values], np.float32))
     return draws.logprobs.get(SeqId(1))
 
@@ -329,9 +330,34 @@ def test_logprobs_are_of_the_raw_logits_and_rank_may_exceed_the_alternatives() -
     assert found.logprob == pytest.approx(math.log(0.125), abs=1e-6)
 
 
+def prompt_logprobs(rows: F32, next_token_ids: list[int], k: int) -> list[TokenLogprobs]:
+    return Sampler(rows.shape[1], softmax_blocks).prompt_logprobs(
+        rows, rows.argmax(axis=1), next_token_ids, k
+    )
+
+
+def test_logprobs_are_at_temperature_1_whatever_the_draw_has() -> None:
+    for fields in ({"temperature": 0.3, "top_k": 1}, {"temperature": 1.0, "top_k": 1}, {"temperature": 0}):
+        found = sample_logprobs(LOG, logprobs=2, **fields)
+        assert found is not None
+        assert (found.token_id, [t for t, _ in found.top]) == (1, [1, 2])
+        assert found.logprob == pytest.approx(math.log(0.5), abs=1e-6)
+
+
+def test_candidates_are_the_most_likely_tokens_of_each_row() -> None:
+    rows = np.array([LOG, [1, math.nan, 0, 0], LOG[::-1]], np.float32)
+    first, broken, second = Sampler(4, softmax_blocks).candidates(rows, rows.argmax(axis=1), [2, 2, 99])
+    assert broken is None
+    assert first is not None
+    assert [t for t, _ in first] == [1, 2]
+    assert [p for _, p in first] == pytest.approx([math.log(0.5), math.log(0.25)], abs=1e-6)
+    assert second is not None
+    assert [t for t, _ in second] == [2, 1, 0, 3]
+
+
 def test_prompt_logprobs_score_the_given_next_tokens() -> None:
     rows = np.array([LOG, LOG[::-1]], np.float32)
-    first, second = Sampler(4).prompt_logprobs(rows, [2, 3], 1)
+    first, second = prompt_logprobs(rows, [2, 3], 1)
     assert (first.token_id, first.rank, first.top[0][0]) == (2, 2, 1)
     assert (second.token_id, second.rank, second.top[0][0]) == (3, 4, 2)
     assert [first.logprob, second.logprob] == pytest.approx([math.log(0.25), math.log(0.125)], abs=1e-6)
@@ -340,7 +366,7 @@ def test_prompt_logprobs_score_the_given_next_tokens() -> None:
 @pytest.mark.parametrize("broken", [[1, math.nan], [INF, 1], [-INF, -INF]], ids=str)
 def test_prompt_logprobs_of_a_broken_row_are_minus_infinity(broken: list[float]) -> None:
     rows = np.array([broken, [0, 0]], np.float32)
-    first, second = Sampler(2).prompt_logprobs(rows, [0, 1], 1)
+    first, second = prompt_logprobs(rows, [0, 1], 1)
     assert first == TokenLogprobs(0, -INF, 2)
     assert second.logprob == pytest.approx(math.log(0.5))
 
@@ -348,6 +374,6 @@ def test_prompt_logprobs_of_a_broken_row_are_minus_infinity(broken: list[float])
 def test_logprobs_of_float32_logits_match_float64_arithmetic() -> None:
     row = (np.random.default_rng(1).standard_normal(50_000) * 5).astype(np.float32)
     exact = row.astype(np.float64) - np.log(np.exp(row.astype(np.float64)).sum())
-    (found,) = Sampler(50_000).prompt_logprobs(row[None], [123], 20)
+    (found,) = prompt_logprobs(row[None], [123], 20)
     assert found.logprob == pytest.approx(exact[123], abs=2e-6)
     assert [t for t, _ in found.top] == np.argsort(-exact, kind="stable")[:20].tolist()

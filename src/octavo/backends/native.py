@@ -20,6 +20,7 @@ from octavo.backends.native_plan import BarrierPlan, mark_uses, place
 from octavo.backends.native_record import Packed, Recorder, Value
 from octavo.backends.ops import (
     F32,
+    F64,
     I32,
     GroupedWeights,
     KVCacheConfig,
@@ -65,6 +66,9 @@ class NativeRunner:
 
     def argmax(self, logits: F32) -> I32:
         return self._program.argmax()
+
+    def softmax_blocks(self, scores: F32, block: int, peaks: F32, temperatures: F32) -> tuple[F64, F32]:
+        return self._program.softmax_blocks(scores, block, peaks, temperatures)
 
     def copy_blocks(self, src: I32, dst: I32) -> None:
         self._cache.copy_blocks(src, dst)

@@ -23,6 +23,7 @@ from octavo.backends.numpy_grouped import GroupedMatrix
 from octavo.backends.numpy_quant import fused_multiply_add, quantize_rows
 from octavo.backends.ops import (
     F32,
+    F64,
     I32,
     Activation,
     Array,
@@ -211,6 +212,18 @@ class NumpyOps:
         return numpy_ssm.gated_rms_norm(x, gate, weight, eps, group_size)
 
 
+def softmax_blocks(scores: F32, block: int, peaks: F32, temperatures: F32) -> tuple[F64, F32]:
+    """See ops.Runner. Each row by itself, each block too."""
+    num_rows, width = scores.shape
+    starts = np.arange(0, width, block)
+    sums, maxima = np.zeros((num_rows, len(starts))), np.zeros((num_rows, len(starts)), np.float32)
+    for r in np.flatnonzero(temperatures):
+        numerators = np.exp((scores[r] - peaks[r]) / temperatures[r])  # [V]
+        sums[r] = np.add.reduceat(numerators, starts, dtype=np.float64)
+        maxima[r] = np.maximum.reduceat(scores[r], starts)
+    return sums, maxima
+
+
 class NumpyRunner:
     """A model with its cache. Each forward() interprets the model's code over the step's arrays."""
 
@@ -240,6 +253,9 @@ class NumpyRunner:
     def argmax(self, logits: F32) -> I32:
         best: I32 = logits.argmax(axis=1).astype(np.int32)
         return best
+
+    def softmax_blocks(self, scores: F32, block: int, peaks: F32, temperatures: F32) -> tuple[F64, F32]:
+        return softmax_blocks(scores, block, peaks, temperatures)
 
     def copy_blocks(self, src: I32, dst: I32) -> None:
         self._cache.copy_blocks(src, dst)

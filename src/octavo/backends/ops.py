@@ -38,6 +38,7 @@ Activation = Literal["silu", "gelu_tanh"]
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
+F64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +246,12 @@ class Runner(Protocol):
 
     def argmax(self, logits: F32) -> I32:
         """Of each row of what logits() returned last the index of the largest value, as numpy.argmax [R]."""
+        ...
+
+    def softmax_blocks(self, scores: F32, block: int, peaks: F32, temperatures: F32) -> tuple[F64, F32]:
+        """What sampling asks of rows of scores [R, V] in blocks of `block` tokens, the last perhaps shorter: of
+        each block the sum of exp((score - peaks[r]) / temperatures[r]) and the best score, [R, B] each. Rows of
+        temperature 0 are not wanted and hold anything. Scores may be minus infinity, not NaN."""
         ...
 
     def copy_blocks(self, src: I32, dst: I32) -> None:

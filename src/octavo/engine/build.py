@@ -121,7 +121,7 @@ def assemble(
     vocab_size, path = checkpoint.config.vocab_size, checkpoint.path  # of the checkpoint nothing else is kept
     executor = Executor(
         runner,
-        Sampler(vocab_size, config.seed),
+        Sampler(vocab_size, runner.softmax_blocks, config.seed),
         limits,
         len(layout.groups),
         make_store(config.swap_dir, num_swap_blocks, plan.block_bytes),

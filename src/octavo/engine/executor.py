@@ -23,7 +23,7 @@ from octavo.engine.best_of import needs_selection
 from octavo.engine.inputs import InputBuilder
 from octavo.engine.prices import PriceMeter
 from octavo.engine.swap_store import SwapStore
-from octavo.sampling.sampler import Draws, Sampler, SampleState, candidates
+from octavo.sampling.sampler import Candidates, Draws, Sampler, SampleState
 
 logger = logging.getLogger(__name__)
 
@@ -159,15 +159,14 @@ class Executor:
                 state.output_token_ids.append(token_id)
         return draws
 
-    def _candidates(
-        self, plan: StepPlan, last_rows: I32
-    ) -> tuple[dict[SeqId, tuple[tuple[int, float], ...]], dict[SeqId, str]]:
+    def _candidates(self, plan: StepPlan, last_rows: I32) -> tuple[dict[SeqId, Candidates], dict[SeqId, str]]:
         """The most likely tokens of each live beam."""
-        found: dict[SeqId, tuple[tuple[int, float], ...]] = {}
+        found: dict[SeqId, Candidates] = {}
         failed: dict[SeqId, str] = {}
         for part, logits in self._logits(last_rows[[number for number, _ in plan.candidates]]):
-            for (number, count), row in zip(plan.candidates[part], logits, strict=True):
-                best = candidates(row, count)
+            counts = [count for _, count in plan.candidates[part]]
+            lists = self._sampler.candidates(logits, self._runner.argmax(logits), counts)
+            for (number, _), best in zip(plan.candidates[part], lists, strict=True):
                 if best is None:
                     failed[plan.seq_ids[number]] = "the model's logits are not finite; check the model file"
                 else:
@@ -191,6 +190,7 @@ class Executor:
             logprobs: list[TokenLogprobs] = []
             for part, logits in self._logits(rows):
                 k = state.params.prompt_logprobs or 0
-                logprobs += self._sampler.prompt_logprobs(logits, following[part], k)
+                best = self._runner.argmax(logits)
+                logprobs += self._sampler.prompt_logprobs(logits, best, following[part], k)
             found[plan.seq_ids[number]] = tuple(logprobs)
         return found

@@ -10,6 +10,9 @@ gives random access; the key is itself mixed from seed and choice. Not for crypt
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import count
+
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd
 
@@ -34,6 +37,12 @@ def stream_key(seed: int, index: int = 0) -> int:
 def uniform(key: int, position: int) -> float:
     """The number in [0, 1) for output position `position`: a multiple of 2^-53."""
     return (bits(key, position) >> 11) * 2.0**-53
+
+
+def uniforms(key: int, position: int) -> Iterator[float]:
+    """uniform(key, position), then others without end."""
+    yield uniform(key, position)
+    yield from (uniform(stream_key(key, attempt), position) for attempt in count(1))
 
 
 class SeedStream:

@@ -3,7 +3,7 @@
 Order of processing, the same as in Hugging Face transformers:
 
     min_tokens → logit_bias → repetition penalty → presence, frequency penalty     one row of scores
-    → temperature → top_k → top_p → min_p → one uniform number, inverse CDF         temperature > 0
+    → temperature → top_k → top_p → min_p → a uniform number, inverse CDF           temperature > 0
     → argmax, ties by lowest token id                                               temperature 0
 
 Differences: top_k keeps exactly k tokens (ties by lowest id); log-probabilities are those of the raw
@@ -21,13 +21,15 @@ import numpy as np
 from octavo.core.block import SeqId
 from octavo.core.delta import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
-from octavo.sampling import logits as ops
-from octavo.sampling import random
-from octavo.sampling.logits import F32, F64, I32, I64
+from octavo.sampling import penalties, random
+from octavo.sampling.distribution import BLOCK, F32, F64, I32, I64, Distribution, SoftmaxBlocks, draw
 
 # Outside of this range the distribution is one-hot or flat in float32 anyway
 _MIN_TEMPERATURE = 1e-5
 _MAX_TEMPERATURE = 1e30
+
+Best = I32 | I64  # [R]
+Candidates = tuple[tuple[int, float], ...]
 
 
 @dataclass(slots=True)
@@ -80,8 +82,10 @@ class SampleState:
         if params.logit_bias:
             biases = np.array([bias for _, bias in params.logit_bias], np.float32)
             self._bias = _ids([token_id for token_id, _ in params.logit_bias]), biases
-        self._counts = ops.TokenCounts() if params.presence_penalty or params.frequency_penalty else None
-        self._seen = ops.TokenCounts() if params.repetition_penalty != 1.0 else None
+        self._counts = (
+            penalties.TokenCounts() if params.presence_penalty or params.frequency_penalty else None
+        )
+        self._seen = penalties.TokenCounts() if params.repetition_penalty != 1.0 else None
         if self._seen is not None:
             self._seen.add(prompt_token_ids)
         # The token with the best logit, and nothing else, at every position
@@ -102,6 +106,18 @@ class SampleState:
             and self.position >= self.params.min_tokens
         )
 
+    @property
+    def temperature(self) -> float:
+        """Of the draw; not for greedy states."""
+        return min(max(self.params.temperature, _MIN_TEMPERATURE), _MAX_TEMPERATURE)
+
+    @property
+    def temperature_of_logits(self) -> float:
+        """At which the distribution of the raw logits is needed; 0: not at all."""
+        if self.is_raw and not self.params.is_greedy:
+            return self.temperature
+        return 0.0 if self.params.logprobs is None else 1.0
+
     def process(self, scores: F32) -> None:
         """In place: mask, bias and penalties over one row [V]."""
         params = self.params
@@ -111,9 +127,11 @@ class SampleState:
             scores[self._bias[0]] += self._bias[1]
         self._count_output()
         if self._seen is not None:
-            ops.apply_repetition_penalty(scores, self._seen.ids, params.repetition_penalty)
+            penalties.apply_repetition_penalty(scores, self._seen.ids, params.repetition_penalty)
         if self._counts is not None:
-            ops.apply_count_penalties(scores, self._counts, params.presence_penalty, params.frequency_penalty)
+            penalties.apply_count_penalties(
+                scores, self._counts, params.presence_penalty, params.frequency_penalty
+            )
 
     def _count_output(self) -> None:
         new = self.output_token_ids[self._num_counted :]
@@ -124,13 +142,15 @@ class SampleState:
 
 
 class Sampler:
-    """Draws the tokens of a step. Owns scratch rows and the stream of seeds; keeps no sequence."""
+    """Draws the tokens of a step. Owns a scratch row and the stream of seeds; keeps no sequence.
 
-    def __init__(self, vocab_size: int, seed: int = 0) -> None:
+    `softmax_blocks` is the backend's pass over rows of scores (Runner.softmax_blocks in backends/penalties.py)."""
+
+    def __init__(self, vocab_size: int, softmax_blocks: SoftmaxBlocks, seed: int = 0) -> None:
         self._vocab_size = vocab_size
+        self._softmax_blocks = softmax_blocks
         self._seeds = random.SeedStream(seed)
         self._scores: F32 = np.empty(vocab_size, np.float32)
-        self._numerators: F32 = np.empty(vocab_size, np.float32)
 
     def draw_seed(self) -> int:
         """A seed for a request that brought none. Its choices share it, each with its own index."""
@@ -151,90 +171,127 @@ class Sampler:
         key = random.stream_key(seed, index)
         return SampleState(seq_id, params, prompt_token_ids, output_token_ids, eos_token_ids, key)
 
-    def sample(self, states: Sequence[SampleState], logits: F32, best: I32 | I64) -> Draws:
+    def sample(self, states: Sequence[SampleState], logits: F32, best: Best) -> Draws:
         """One token for each row of logits [R, V], which is not changed; row r belongs to states[r]. `best` [R] is
         numpy.argmax of each row: the first NaN, if there is one."""
         assert logits.shape == (len(states), self._vocab_size), (logits.shape, len(states), self._vocab_size)
-        if np.isfinite(logits[np.arange(len(states)), best]).all() and all(s.is_plain for s in states):
+        peaks = logits[np.arange(len(states)), best]
+        if np.isfinite(peaks).all() and all(s.is_plain for s in states):
             return Draws(best.tolist())
         draws = Draws()
         with np.errstate(over="ignore", invalid="ignore"):
-            for state, row, token_id in zip(states, logits, best.tolist(), strict=True):
-                draws.token_ids.append(self._sample_row(state, row, token_id, draws))
+            found = self._distributions(logits, peaks, np.array([s.temperature_of_logits for s in states]))
+            for state, row, token_id, raw in zip(states, logits, best.tolist(), found, strict=True):
+                draws.token_ids.append(self._sample_row(state, row, token_id, raw, draws))
         return draws
 
-    def prompt_logprobs(self, logits: F32, next_token_ids: Sequence[int], k: int) -> list[TokenLogprobs]:
-        """For each row of logits [R, V] the log-probability of the token that follows it in the prompt."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            return [token_logprobs(row, t, k) for row, t in zip(logits, next_token_ids, strict=True)]
+    def prompt_logprobs(
+        self, logits: F32, best: Best, next_token_ids: Sequence[int], k: int
+    ) -> list[TokenLogprobs]:
+        """For each row of logits [R, V], whose argmax is `best` [R], the log-probability of the token that follows
+        it in the prompt, with the k best tokens."""
+        return [
+            _token_logprobs(raw, self._vocab_size, token_id, k)
+            for raw, token_id in zip(self._raw(logits, best), next_token_ids, strict=True)
+        ]
 
-    def _sample_row(self, state: SampleState, row: F32, best: int, draws: Draws) -> int | None:
-        """The token of one row, whose argmax is `best`; all else goes into `draws`."""
-        scores = row
+    def candidates(self, logits: F32, best: Best, counts: Sequence[int]) -> list[Candidates | None]:
+        """For each row of logits [R, V], whose argmax is `best` [R], the counts[r] most likely (token id,
+        log-probability) under log-softmax, best first, ties by lowest id. None where the row is not finite enough
+        to say."""
+        return [
+            None if raw is None else _top_logprobs(raw, min(count, self._vocab_size))
+            for raw, count in zip(self._raw(logits, best), counts, strict=True)
+        ]
+
+    def _raw(self, logits: F32, best: Best) -> list[Distribution | None]:
+        """The rows as they are, at temperature 1."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self._distributions(logits, logits[np.arange(len(best)), best], np.ones(len(best)))
+
+    def _distributions(self, scores: F32, peaks: F32, temperatures: F64) -> list[Distribution | None]:
+        """Of each row that has a finite peak and a temperature."""
+        wanted = np.where(np.isfinite(peaks), temperatures, 0).astype(np.float32)
+        if not wanted.any():
+            return [None] * len(wanted)
+        sums, maxima = self._softmax_blocks(scores, BLOCK, peaks, wanted)
+        return [
+            Distribution(row, peak, temperature, row_sums, row_maxima) if temperature else None
+            for row, peak, temperature, row_sums, row_maxima in zip(
+                scores, peaks.tolist(), wanted.tolist(), sums, maxima, strict=True
+            )
+        ]
+
+    def _sample_row(
+        self, state: SampleState, row: F32, best: int, raw: Distribution | None, draws: Draws
+    ) -> int | None:
+        """The token of one row, whose argmax is `best`; all else goes into `draws`. `raw` is the row's distribution
+        at state.temperature_of_logits."""
+        token_id, scores, mine = best, row, raw
         if not state.is_raw:
             scores = self._scores
             np.copyto(scores, row)
             state.process(scores)
-            best = int(scores.argmax())
-        peak = float(scores[best])
-        if not math.isfinite(peak):
+            token_id = int(scores.argmax())
+        if not math.isfinite(scores[token_id]):
             draws.failed[state.seq_id] = _explain(row, state.position)
             return None
-        token_id = best if state.params.is_greedy else self._draw(state, scores, peak)
+        if not state.params.is_greedy:
+            if not state.is_raw:
+                mine = self._distribution(scores, token_id, state.temperature)
+            assert mine is not None
+            token_id = _draw(state, mine)
         if state.params.logprobs is not None:
-            draws.logprobs[state.seq_id] = token_logprobs(row, token_id, state.params.logprobs)
+            if raw is None or raw.temperature != 1:
+                raw = self._distribution(row, best, 1.0)
+            logprobs = _token_logprobs(raw, self._vocab_size, token_id, state.params.logprobs)
+            draws.logprobs[state.seq_id] = logprobs
         return token_id
 
-    def _draw(self, state: SampleState, scores: F32, peak: float) -> int:
-        """The token at temperature > 0. Probabilities are relative to the best token, whose is 1."""
-        params = state.params
-        u = random.uniform(state.key, state.position)
-        temperature = min(max(params.temperature, _MIN_TEMPERATURE), _MAX_TEMPERATURE)
-        if 0 < params.top_k < self._vocab_size:
-            ids = ops.top_ids(scores, params.top_k)
-            probabilities = np.exp((scores[ids].astype(np.float64) - peak) / temperature)  # [k]
-            probabilities = probabilities[: _top_p_length(probabilities, params.top_p)]
-        else:
-            numerators = ops.softmax_numerators(scores, peak, temperature, self._numerators)
-            if params.top_p < 1.0:
-                ids = ops.top_p_ids(scores, numerators, params.top_p)
-            elif params.min_p > 0.0:
-                ids = np.flatnonzero(numerators >= np.float32(params.min_p))
-            else:
-                return ops.draw_full(numerators, u)
-            probabilities = numerators[ids].astype(np.float64)
-        if params.min_p > 0.0:
-            kept = probabilities >= params.min_p
-            ids, probabilities = ids[: len(kept)][kept], probabilities[kept]
-        return int(ids[ops.draw(probabilities, u)])
+    def _distribution(self, scores: F32, best: int, temperature: float) -> Distribution | None:
+        """Of one row [V] whose argmax is `best`."""
+        [found] = self._distributions(scores[None], scores[best : best + 1], np.array([temperature]))
+        return found
 
 
-def token_logprobs(row: F32, token_id: int, k: int) -> TokenLogprobs:
-    """Log-probability and rank of `token_id` under log-softmax(row), with the k best tokens.
+def _draw(state: SampleState, scores: Distribution) -> int:
+    """The token at temperature > 0."""
+    params = state.params
+    u = random.uniform(state.key, state.position)
+    if 0 < params.top_k < len(scores.scores):
+        ids = scores.top_ids(params.top_k)
+        ids = ids[: _top_p_length(scores.probabilities(ids), params.top_p)]
+    elif params.top_p < 1.0:
+        found = scores.top_p_ids(params.top_p)
+        if found is None:
+            uniforms = random.uniforms(state.key, state.position)
+            return scores.draw_top_p(params.top_p, params.min_p, uniforms)
+        ids = found
+    elif params.min_p > 0.0:
+        ids = scores.min_p_ids(params.min_p)
+    else:
+        return scores.draw(u)
+    probabilities = scores.probabilities(ids)
+    if params.min_p > 0.0:
+        kept = probabilities >= params.min_p
+        ids, probabilities = ids[kept], probabilities[kept]
+    return int(ids[draw(probabilities, u)])
+
+
+def _token_logprobs(raw: Distribution | None, vocab_size: int, token_id: int, k: int) -> TokenLogprobs:
+    """Log-probability and rank of `token_id`, with the k best tokens.
 
     A row that holds NaN or no finite maximum is no distribution: minus infinity, last rank, no alternatives.
     """
-    norm = ops.log_sum_exp(row)
-    if not math.isfinite(norm):
-        return TokenLogprobs(token_id, -math.inf, len(row))
-    top = ops.top_ids(row, k) if k else ()
-    return TokenLogprobs(
-        token_id,
-        float(row[token_id]) - norm,
-        ops.rank(row, token_id),
-        tuple((int(i), float(row[i]) - norm) for i in top),
-    )
+    if raw is None:
+        return TokenLogprobs(token_id, -math.inf, vocab_size)
+    logprob = float(raw.scores[token_id]) - raw.log_total()
+    return TokenLogprobs(token_id, logprob, raw.rank(token_id), _top_logprobs(raw, k) if k else ())
 
 
-def candidates(row: F32, k: int) -> tuple[tuple[int, float], ...] | None:
-    """The k most likely (token id, log-probability) under log-softmax(row), best first, ties by lowest id.
-
-    None when the row is not finite enough to say.
-    """
-    norm = ops.log_sum_exp(row)
-    if not np.isfinite(norm):
-        return None
-    return tuple((int(i), float(row[i]) - norm) for i in ops.top_ids(row, min(k, len(row))))
+def _top_logprobs(raw: Distribution, k: int) -> Candidates:
+    norm, ids = raw.log_total(), raw.top_ids(k)
+    return tuple((i, score - norm) for i, score in zip(ids.tolist(), raw.scores[ids].tolist(), strict=True))
 
 
 def _top_p_length(probabilities: F64, top_p: float) -> int:
