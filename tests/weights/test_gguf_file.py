@@ -39,6 +39,7 @@ def test_metadata_of_every_type_reads_as_written(tmp_path):
     writer.write_kv_data_to_file()
     writer.close()
     metadata = open_gguf(tmp_path / "m.gguf").metadata
+    metadata["strings"] = list(metadata["strings"])
     assert metadata == {
         "general.architecture": "llama",
         "u8": 255,
@@ -57,6 +58,22 @@ def test_metadata_of_every_type_reads_as_written(tmp_path):
         "ints": [3, 1, 2],
         "nested": [[1, 2], [3]],
     }
+
+
+def test_an_array_of_strings_is_decoded_in_each_pass_and_outlives_the_file(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_array("strings", ["a", "", "żółw", "a"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    file = open_gguf(tmp_path / "m.gguf")
+    strings = file.metadata["strings"]
+    file.close()
+    assert list(strings) == list(strings) == ["a", "", "żółw", "a"]
+    assert len(strings) == 4
+    assert "żółw" in strings
+    assert "b" not in strings
+    assert repr(strings) == "['a', '', 'żółw', 'a']"  # what error messages show
 
 
 @pytest.mark.parametrize("kind", QUANTISED, ids=lambda kind: kind.name)

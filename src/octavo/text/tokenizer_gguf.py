@@ -5,7 +5,7 @@ tokenizer.ggml.model   "gpt2": tokens + merges, cut by pretokenizers.py      "ll
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import tokenizers
@@ -19,6 +19,25 @@ from octavo.text.vocabulary_gguf import CONTROL, NORMAL, USER_DEFINED, GGUFVocab
 _SPACE_MARK = "▁"
 
 
+class _Merges(Sequence[tuple[str, str]]):
+    """The pairs of a file's merges, each made as the library comes to it: the memory of a list of them all is not
+    returned to the system while anything else lies between."""
+
+    def __init__(self, merges: Collection[str]) -> None:
+        self._merges = merges
+
+    def __len__(self) -> int:
+        return len(self._merges)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        for merge in self._merges:
+            left, right = merge.split(" ", 1)
+            yield left, right
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
+
+
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     """Raises CorruptModelError without a usable vocabulary, UnsupportedModelError for other kinds."""
     vocabulary = read_vocabulary(metadata)
@@ -30,14 +49,16 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         raise UnsupportedModelError(
             f"tokenizer kind {vocabulary.kind!r} is not supported; gpt2 and llama are"
         )
+    tokens = list(vocabulary.tokens)
+    ids = {tokens[i]: i for i in reversed(range(len(tokens)))}  # the first of two equal texts keeps its id
     try:
         if vocabulary.kind == "gpt2":
             rules = pre_tokenizer(vocabulary.pre)
-            backend, adds_bos = _byte_level(vocabulary, rules), rules.adds_bos
+            backend, adds_bos = _byte_level(ids, vocabulary.merges, rules), rules.adds_bos
         else:
-            backend, adds_bos = _sentence_piece(vocabulary), True
-        _add_special_tokens(backend, vocabulary)
-        _add_template(backend, vocabulary, adds_bos)
+            backend, adds_bos = _sentence_piece(ids, vocabulary), True
+        _add_special_tokens(backend, tokens, vocabulary.types)
+        _add_template(backend, vocabulary, tokens, adds_bos)
     except CorruptModelError:
         raise
     except Exception as error:  # the library raises plain Exception, as for merges outside the vocabulary
@@ -45,14 +66,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     return Tokenizer(backend, bos_token_id=vocabulary.bos_token_id, eos_token_ids=vocabulary.eos_token_ids)
 
 
-def _ids(vocabulary: GGUFVocabulary) -> dict[str, int]:
-    """The first of two equal texts keeps its id, as in the vocabularies these files are made from."""
-    return {text: i for i, text in reversed(list(enumerate(vocabulary.tokens)))}
-
-
-def _byte_level(vocabulary: GGUFVocabulary, rules: PreTokenizer) -> tokenizers.Tokenizer:
-    merges = [(left, right) for left, right in (merge.split(" ", 1) for merge in vocabulary.merges)]
-    model = models.BPE(_ids(vocabulary), merges, ignore_merges=rules.ignore_merges)
+def _byte_level(ids: dict[str, int], merges: Collection[str], rules: PreTokenizer) -> tokenizers.Tokenizer:
+    model = models.BPE(ids, _Merges(merges), ignore_merges=rules.ignore_merges)
     backend = tokenizers.Tokenizer(model)
     if rules.nfc:
         backend.normalizer = normalizers.NFC()
@@ -63,10 +78,10 @@ def _byte_level(vocabulary: GGUFVocabulary, rules: PreTokenizer) -> tokenizers.T
     return backend
 
 
-def _sentence_piece(vocabulary: GGUFVocabulary) -> tokenizers.Tokenizer:
+def _sentence_piece(ids: dict[str, int], vocabulary: GGUFVocabulary) -> tokenizers.Tokenizer:
     if not vocabulary.scores:
         raise CorruptModelError("the file has no tokenizer.ggml.scores, which its kind of tokenizer needs")
-    ids, types = _ids(vocabulary), vocabulary.types
+    types = vocabulary.types
     # Control and byte tokens are never the result of joining: "<0x0A>" typed out stays six characters.
     joinable = {text: i for text, i in ids.items() if types[i] in (NORMAL, USER_DEFINED)}
     unknown = next((text for text, i in ids.items() if types[i] == 2), None)
@@ -105,16 +120,17 @@ def merges_by_score(ids: Mapping[str, int], scores: Sequence[float]) -> list[tup
     return merges
 
 
-def _add_special_tokens(backend: tokenizers.Tokenizer, vocabulary: GGUFVocabulary) -> None:
+def _add_special_tokens(backend: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:
     """Control and user-defined tokens are found in the text before it is cut."""
-    marked = [(kind, vocabulary.tokens[i]) for i, kind in enumerate(vocabulary.types)]
-    control = [AddedToken(t, special=True, normalized=False) for kind, t in marked if kind == CONTROL]
-    user = [AddedToken(t, special=False, normalized=False) for kind, t in marked if kind == USER_DEFINED]
-    backend.add_special_tokens(control)
-    backend.add_tokens(user)
+    control = [tokens[i] for i, kind in enumerate(types) if kind == CONTROL]
+    user = [tokens[i] for i, kind in enumerate(types) if kind == USER_DEFINED]
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in control])
+    backend.add_tokens([AddedToken(text, special=False, normalized=False) for text in user])
 
 
-def _add_template(backend: tokenizers.Tokenizer, vocabulary: GGUFVocabulary, adds_bos: bool) -> None:
+def _add_template(
+    backend: tokenizers.Tokenizer, vocabulary: GGUFVocabulary, tokens: list[str], adds_bos: bool
+) -> None:
     """Start and end tokens around a plain text, where the file asks for them."""
     if vocabulary.adds_bos is not None:
         adds_bos = vocabulary.adds_bos
@@ -123,7 +139,7 @@ def _add_template(backend: tokenizers.Tokenizer, vocabulary: GGUFVocabulary, add
     if not starts and not ends:
         return
     # Given as (text, id) pairs; the template refers to them by text.
-    text = {i: vocabulary.tokens[i] for i in starts + ends}
+    text = {i: tokens[i] for i in starts + ends}
     template = [*(text[i] for i in starts), "$A", *(text[i] for i in ends)]
     special = [(content, i) for i, content in text.items()]
     backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)

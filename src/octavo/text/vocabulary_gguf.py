@@ -5,7 +5,7 @@ token type    1 normal  2 unknown  3 control  4 user defined  5 unused  6 byte
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,14 +23,17 @@ _END_TEXTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class GGUFVocabulary:
-    """All lists are as long as `tokens` (scores may be empty), all ids are within them."""
+    """All lists are as long as `tokens` (scores may be empty), all ids are within them.
+
+    Texts are as the metadata has them: a file's are decoded anew in each pass.
+    """
 
     kind: str | None
     pre: str | None  # name of the cutting rule
-    tokens: list[str]
+    tokens: Collection[str]
     types: list[int]
     scores: list[float]
-    merges: list[str]
+    merges: Collection[str]
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]  # every token that ends an answer, the file's own first
     adds_bos: bool | None  # None: the kind of tokenizer decides
@@ -41,21 +44,22 @@ class GGUFVocabulary:
 def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
     """Raises CorruptModelError for keys of the wrong type, length or range."""
     read = _Reader(metadata)
-    tokens = read.items("tokens", str)
+    tokens = read.texts("tokens")
     types = read.items("token_type", int) or [NORMAL] * len(tokens)
     scores = read.items("scores", float)
     for name, values in (("token_type", types), ("scores", scores or tokens)):
         if len(values) != len(tokens):
             raise CorruptModelError(f"{len(tokens)} tokens but {len(values)} values in {_PREFIX}{name}")
     named_ends = [read.token_id(word, len(tokens)) for word in ("eos", "eot", "eom")]
-    known_ends = [i for i, kind in enumerate(types) if kind == CONTROL and tokens[i] in _END_TEXTS]
+    marked = enumerate(zip(types, tokens, strict=True))
+    known_ends = [i for i, (kind, text) in marked if kind == CONTROL and text in _END_TEXTS]
     return GGUFVocabulary(
         kind=read.text("model"),
         pre=read.text("pre"),
         tokens=tokens,
         types=types,
         scores=scores,
-        merges=read.items("merges", str),
+        merges=read.texts("merges"),
         bos_token_id=read.token_id("bos", len(tokens)),
         eos_token_ids=tuple(dict.fromkeys(i for i in named_ends + known_ends if i is not None)),
         adds_bos=read.flag("add_bos_token"),
@@ -73,6 +77,12 @@ class _Reader:
         if not isinstance(values, list) or not set(map(type, values)) <= {kind}:
             raise CorruptModelError(f"{_PREFIX}{name} is not a list of {kind.__name__}")
         return values
+
+    def texts(self, name: str) -> Collection[str]:
+        values = self._metadata.get(_PREFIX + name, [])
+        if isinstance(values, list | str) or not isinstance(values, Collection):
+            return self.items(name, str)
+        return values  # texts of the file, decoded as they are asked for
 
     def text(self, name: str) -> str | None:
         value = self._metadata.get(_PREFIX + name)

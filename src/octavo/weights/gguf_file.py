@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import gcd, prod
 from pathlib import Path
@@ -60,6 +61,30 @@ class GGUFTensor:
     num_bytes: int
 
 
+class StoredStrings(Collection[str]):
+    """An array of strings, decoded anew in each pass: a process that needs no vocabulary does not hold one."""
+
+    def __init__(self, data: mmap.mmap, start: int, count: int) -> None:
+        """`start` is where the length of the first one is. All must lie within the file."""
+        self._data, self._start, self._count = data, start, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        data, at, unpack = self._data, self._start, _U64.unpack_from
+        for _ in range(self._count):
+            start = at + 8
+            at = start + unpack(data, at)[0]
+            yield data[start:at].decode("utf-8", "replace")
+
+    def __contains__(self, text: object) -> bool:
+        return any(text == own for own in self)
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
 class _Header:
     """A cursor over the mapped file. Reading past the end raises struct.error, which open_gguf translates."""
 
@@ -78,20 +103,19 @@ class _Header:
         return int(value)
 
     def string(self) -> str:
-        return self.strings(1)[0]
+        [text] = self.strings(1)
+        return text
 
-    def strings(self, count: int) -> list[str]:
+    def strings(self, count: int) -> StoredStrings:
         """`count` strings; one flat loop, since vocabularies and merges are most of a header."""
         data, at, end, unpack = self.data, self.at, len(self.data), _U64.unpack_from
-        out = []
+        found = StoredStrings(data, at, count)
         for _ in range(count):
-            start = at + 8
-            at = start + unpack(data, at)[0]
+            at += 8 + unpack(data, at)[0]
             if at > end:
                 raise struct.error("string runs past the end of the file")
-            out.append(data[start:at].decode("utf-8", "replace"))
         self.at = at
-        return out
+        return found
 
     def value(self, type_id: int, depth: int = 0) -> Any:
         if type_id == _STRING:
@@ -100,7 +124,7 @@ class _Header:
             return self._array(depth + 1)
         return self._scalars(type_id, 1)[0]
 
-    def _array(self, depth: int) -> list[Any]:
+    def _array(self, depth: int) -> Collection[Any]:
         if depth > _MAX_ARRAY_DEPTH:
             raise struct.error("arrays nested too deep")
         item_type, count = self.u32(), self.u64()
