@@ -25,21 +25,26 @@ std::shared_ptr<void> allocate(size_t bytes) {
   return {memory, std::free};
 }
 
-// A piece of the slab in use; a new slab where it does not fit.
+struct Slab {
+  std::shared_ptr<void> memory = allocate(kSlab);
+  size_t used = 0;
+};
+
+std::mutex slab_mutex;
+
+// A piece of the slab in use; a new slab where it does not fit. The piece cut last is given back when it goes.
 std::shared_ptr<void> carve(size_t bytes) {
-  static std::mutex mutex;
-  static std::weak_ptr<void> current;  // weak: the slab goes with its last buffer
-  static size_t used = 0;
-  const std::lock_guard<std::mutex> lock(mutex);
-  std::shared_ptr<void> slab = current.lock();
-  if (!slab || used + bytes > kSlab) {
-    slab = allocate(kSlab);
-    current = slab;
-    used = 0;
-  }
-  void* piece = static_cast<char*>(slab.get()) + used;
-  used += bytes;
-  return {slab, piece};
+  static std::weak_ptr<Slab> current;  // weak: the slab goes with its last buffer
+  std::unique_lock<std::mutex> lock(slab_mutex);
+  std::shared_ptr<Slab> slab = current.lock();
+  if (!slab || slab->used + bytes > kSlab) current = slab = std::make_shared<Slab>();
+  const size_t start = slab->used;
+  slab->used += bytes;
+  lock.unlock();
+  return {static_cast<char*>(slab->memory.get()) + start, [slab, start, bytes](void*) {
+            const std::lock_guard<std::mutex> lock(slab_mutex);
+            if (slab->used == start + bytes) slab->used = start;
+          }};
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
 // Owned memory that starts on a cache line, in 2 MB pages where it is large enough to be streamed.
 //
 // A weight matrix is often smaller than such a page, so middle-sized buffers are carved out of common slabs;
-// a slab lives as long as any buffer in it. Not an allocator: nothing is reused before the whole slab is free.
+// a slab lives as long as any buffer in it. Not an allocator: only what was cut last is used again, as the parts a
+// large matrix is packed in are; all else waits until the whole slab is free.
 #pragma once
 #include <cstddef>
 #include <memory>

@@ -131,3 +131,21 @@ def test_timing_wants_matrices_of_one_shape(dtype: str) -> None:
         _native.time_matmul([], 4, pool, 2)
     with pytest.raises(ValueError, match="must have the same shape"):
         _native.time_matmul([*matrices, PACKED[dtype](normal(33, 64))], 4, pool, 2)
+
+
+def test_memory_of_the_last_matrix_is_used_again_and_that_of_an_earlier_one_is_not() -> None:
+    def pack() -> _native.PackedI8:
+        return _native.PackedI8(normal(512, 256))  # large enough for a slab, whatever lies in it already
+
+    def start(packed: _native.PackedI8) -> int:
+        return packed.buffers[0].ctypes.data
+
+    first, second = pack(), pack()
+    found = start(second)
+    del second
+    second = pack()
+    assert start(second) == found
+    del first
+    third = pack()
+    assert abs(start(third) - found) >= second.buffers[0].nbytes
+    np.testing.assert_array_equal(second.unpack(), third.unpack())

@@ -70,3 +70,18 @@ def test_a_broken_weight_is_named_by_its_row(dtype: Any, value: float) -> None:
     values[70, 0] = value
     with pytest.raises(ValueError, match=r"weight row 70 \(of 150\) holds NaN or infinity"):
         NativeBackend(1).tied(Parts(values), dtype, dtype)
+
+
+def test_each_part_is_packed_in_the_memory_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[int] = []
+    put = native._put_panels
+
+    def recorded(part: Any, *where: Any) -> None:
+        starts.append(part.buffers[0].ctypes.data)
+        put(part, *where)
+
+    monkeypatch.setattr(native, "_put_panels", recorded)
+    monkeypatch.setattr(native, "PART_FLOATS", 64 * 2048)  # large enough for a slab
+    NativeBackend(1).tied(np.ones((256, 2048), np.float32), "int8", "int8")
+    assert len(starts) == 4
+    assert len(set(starts)) == 1

@@ -151,9 +151,7 @@ class NativeBackend:
                 whole = weight[:]
                 return self.embedding(whole, dtype), self.matrix(whole, head_dtype)
             values[start : start + step] = part
-            for to, piece in zip(head.buffers, pack(part, None, self.num_threads).buffers, strict=True):
-                at = to.nbytes // -(-height // panel) * (start // panel)  # panels lie one after another
-                to[at : at + piece.nbytes] = piece
+            _put_panels(pack(part, None, self.num_threads), head, start // panel, -(-height // panel))
         self.num_weight_bytes += memory.nbytes
         return table, self._count(head)
 
@@ -224,6 +222,13 @@ class NativeBackend:
 def _parts(weight: GroupedWeights) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
     low = None if weight.low is None else np.ascontiguousarray(weight.low)
     return np.ascontiguousarray(weight.codes), np.ascontiguousarray(weight.scale), low
+
+
+def _put_panels(part: Packed, whole: Packed, first: int, num_panels: int) -> None:
+    """Panels lie one after another. A function, so that nothing holds a part while the next one is packed."""
+    for to, piece in zip(whole.buffers, part.buffers, strict=True):
+        at = to.nbytes // num_panels * first
+        to[at : at + piece.nbytes] = piece
 
 
 def _packing(dtype: WeightDtype) -> type[_native.PackedI8] | type[_native.PackedF32]:
