@@ -122,6 +122,15 @@ def test_generate_loads_nothing_of_the_server() -> None:
     assert found.stdout.split() == ["ConfigError", "set()"]
 
 
+def test_the_server_loads_nothing_of_the_engine_it_starts() -> None:
+    code = (
+        "import sys, octavo.server.serve\n"
+        "print(sorted({'numpy', 'octavo.engine.build', 'octavo.models.layers'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
 def test_python_dash_m_is_the_same_command() -> None:
     found = subprocess.run([sys.executable, "-m", "octavo", "version"], capture_output=True, text=True)
     assert found.returncode == 0

@@ -14,13 +14,13 @@ from octavo.config import EngineConfig
 from octavo.core.kv_groups import group_layers
 from octavo.core.kv_manager import KVCacheManager
 from octavo.core.kv_swap import SwapSpace
+from octavo.engine.check_config import check_config
 from octavo.engine.engine import Engine
 from octavo.engine.executor import Executor
 from octavo.engine.memory import MemoryPlan, plan_memory, plan_swap_blocks, resolve_max_model_len
 from octavo.engine.messages import Ready
 from octavo.engine.swap_store import make_store
 from octavo.engine.weight_choice import choose_weights
-from octavo.errors import ConfigError
 from octavo.models.registry import build_model
 from octavo.sampling.sampler import Sampler
 from octavo.sched.budget import SchedulerConfig
@@ -34,33 +34,6 @@ PROBE_BLOCKS = 8  # blocks moved at start to learn what swapping costs
 MAX_LOGIT_ROWS = 64  # rows of logits alive at once; a larger batch is sampled in parts
 
 Progress = Callable[[int, int], None]  # (parts done, parts in all)
-
-
-def check_config(config: EngineConfig) -> None:
-    """Raise ConfigError for what cannot work whatever the model is."""
-    for flag, value in (
-        ("--block-size", config.block_size),
-        ("--max-num-seqs", config.max_num_seqs),
-        ("--max-num-batched-tokens", config.max_num_batched_tokens),
-        ("--num-blocks-override", config.num_blocks_override),
-        ("--kv-cache-memory", config.kv_cache_memory_bytes),
-        ("--threads", config.num_threads),
-    ):
-        if value is not None and value < 1:
-            raise ConfigError(f"{flag} must be at least 1, got {value}")
-    if config.swap_space_bytes < 0:
-        raise ConfigError(f"--swap-space must not be negative, got {config.swap_space_bytes}")
-    if config.preemption_mode == "swap" and not config.swap_space_bytes:
-        raise ConfigError("--preemption-mode swap needs room: give --swap-space a size, such as 1GiB")
-    if config.swap_dir is not None and not config.swap_space_bytes:
-        raise ConfigError("--swap-dir needs a size: give --swap-space, such as 4GiB")
-    if config.block_size > 256:
-        raise ConfigError(f"--block-size must be at most 256 tokens, got {config.block_size}")
-    if config.max_num_batched_tokens < config.max_num_seqs:
-        raise ConfigError(
-            f"--max-num-batched-tokens {config.max_num_batched_tokens} is less than --max-num-seqs "
-            f"{config.max_num_seqs}: every running sequence needs one token a step"
-        )
 
 
 def make_backend(config: EngineConfig) -> Backend:

@@ -19,7 +19,8 @@ from octavo.backends.ops import Backend
 from octavo.config import DEFAULT_MODEL, EngineConfig
 from octavo.core.delta import FinishReason
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.build import assemble, check_config, make_backend
+from octavo.engine.build import assemble, make_backend
+from octavo.engine.check_config import check_config
 from octavo.engine.engine import Engine
 from octavo.engine.messages import BlockSnapshot, GenerateRequest, StepStats
 from octavo.errors import ConfigError, EngineError, RequestError

@@ -24,7 +24,7 @@ from pathlib import Path
 import uvicorn
 
 from octavo.config import DEFAULT_MODEL, EngineConfig
-from octavo.engine.build import check_config
+from octavo.engine.check_config import check_config
 from octavo.engine.client import ProcessEngine
 from octavo.errors import ConfigError, EngineError
 from octavo.server.app import create_app

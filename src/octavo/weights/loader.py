@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo.errors import ModelNotFoundError, UnsupportedModelError
-from octavo.weights.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from octavo.weights.checkpoint import Checkpoint
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
