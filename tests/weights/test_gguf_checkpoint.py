@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from octavo.errors import CorruptModelError, ModelError, ModelNotFoundError, UnsupportedModelError
 from octavo.models.config import RopeConfig
 from octavo.weights.config_gguf import gguf_name
-from octavo.weights.loader import open_checkpoint
+from octavo.weights.loader import open_checkpoint, open_texts
 
 
 def test_llama_tensors_come_back_in_half_split_order(tiny, tmp_path):
@@ -197,6 +199,39 @@ def test_tokenizer_is_built_from_the_file(tiny, tmp_path):
     tokenizer = open_checkpoint(tiny.llama_gguf(tmp_path / "m.gguf")).tokenizer()
     assert tokenizer.encode("ab", add_special_tokens=False) == [2, 3, 4]  # '▁' is not in this vocabulary
     assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (0, (1,))
+
+
+def test_texts_are_those_of_the_checkpoint(tiny, tmp_path):
+    template = {"tokenizer.chat_template": "{{ messages }}"}
+    path = tiny.llama_gguf(tmp_path / "m.gguf", **template)
+    tokenizer, source = open_texts(path)
+    assert source == "{{ messages }}"
+    assert tokenizer.encode("ab", add_special_tokens=False) == [2, 3, 4]
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (0, (1,))
+    tokenizer, source = open_texts(split_model(tiny, tmp_path)[1])
+    assert source is None
+    assert tokenizer.encode("ab", add_special_tokens=False) == [2, 3, 4]
+
+
+def test_texts_of_a_gguf_file_need_no_numpy(tiny, tmp_path):
+    path = tiny.llama_gguf(tmp_path / "m.gguf")
+    code = (
+        "import sys, pathlib; from octavo.weights.loader import open_texts\n"
+        f"open_texts(pathlib.Path({str(path)!r})); print('numpy' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
+
+
+def test_texts_are_refused_as_the_checkpoint_is(tiny, tmp_path):
+    unknown = tiny.write_gguf(tmp_path / "m.gguf", "bert", {"tokenizer.ggml.model": "bert"}, {})
+    renamed = split_model(tiny, tmp_path)[1].rename(tmp_path / "model.gguf")
+    for path in (unknown, renamed, tmp_path / "no.gguf"):
+        with pytest.raises(ModelError) as expected:
+            open_checkpoint(path)
+        with pytest.raises(ModelError) as found:
+            open_texts(path)
+        assert (type(found.value), str(found.value)) == (type(expected.value), str(expected.value))
 
 
 def test_paths_that_are_no_checkpoint_say_what_to_give(tmp_path):

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from octavo.errors import CorruptModelError, ModelError, ModelNotFoundError, UnsupportedModelError
 from octavo.weights import gguf_file
-from octavo.weights.gguf_file import _TYPES, GGUFFile, open_gguf
+from octavo.weights.gguf_file import GGUFFile, open_gguf
+from octavo.weights.gguf_header import _TYPES
 
 QUANTISED = [Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1]
 

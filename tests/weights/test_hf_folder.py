@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from octavo.errors import CorruptModelError, ModelError, ModelNotFoundError, UnsupportedModelError
-from octavo.weights.loader import open_checkpoint
+from octavo.weights.loader import open_checkpoint, open_texts
 from octavo.weights.names_hf import hf_name
 
 
@@ -123,3 +123,6 @@ def test_tokenizer_carries_the_model_s_end_tokens(tiny, tmp_path):
     tokenizer = open_checkpoint(folder).tokenizer()
     assert tokenizer.encode("c b") == [2, 1]
     assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (0, (1, 2))
+    (folder / "chat_template.jinja").write_text("file")
+    tokenizer, template = open_texts(folder)
+    assert (tokenizer.eos_token_ids, template) == ((1, 2), "file")

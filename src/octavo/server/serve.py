@@ -32,7 +32,7 @@ from octavo.server.settings import ServerSettings
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
 from octavo.weights import hub
-from octavo.weights.loader import open_checkpoint
+from octavo.weights.loader import open_texts
 
 _KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they and not we close them
 _GRACE_S = 3  # for answers to be written out after the engine has stopped
@@ -138,9 +138,8 @@ async def _load(config: EngineConfig, path: Path) -> tuple[ProcessEngine, tuple[
 
 
 def _load_texts(path: Path) -> tuple[Tokenizer, ChatTemplate]:
-    with contextlib.closing(open_checkpoint(path)) as checkpoint:
-        tokenizer = checkpoint.tokenizer()
-        return tokenizer, ChatTemplate.for_tokenizer(checkpoint.chat_template, tokenizer)
+    tokenizer, template = open_texts(path)
+    return tokenizer, ChatTemplate.for_tokenizer(template, tokenizer)
 
 
 def _ready_lines(listener: socket.socket, model: str, needs_key: bool) -> list[str]:

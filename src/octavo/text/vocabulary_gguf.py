@@ -68,6 +68,12 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
     )
 
 
+def chat_template(metadata: Mapping[str, Any]) -> str | None:
+    """The source of the chat template, if the file has one."""
+    template = metadata.get("tokenizer.chat_template")
+    return template if isinstance(template, str) else None
+
+
 class _Reader:
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = metadata

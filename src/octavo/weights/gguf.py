@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.errors import CorruptModelError, ModelError, ModelNotFoundError
+from octavo.errors import ModelError
 from octavo.models.config import ModelConfig
 from octavo.models.layers import GroupedWeights, Rows
 from octavo.text.tokenizer import Tokenizer
+from octavo.text.vocabulary_gguf import chat_template
 from octavo.weights.checkpoint import F32, check_shapes
 from octavo.weights.config_gguf import architecture, config_from_gguf, gguf_name
 from octavo.weights.gguf_blocks import BLOCK_BYTES, grouped_weights
-from octavo.weights.gguf_file import GGUFFile, open_gguf
-
-_PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+from octavo.weights.gguf_file import GGUFFile
+from octavo.weights.gguf_header import read_parts
 
 
 class GGUFCheckpoint:
@@ -26,7 +25,7 @@ class GGUFCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._files = _open_parts(path)
+        self._files = [GGUFFile(header) for header in read_parts(path)]
         self._file_of = {name: file for file in self._files for name in file.tensors}
         self.metadata: dict[str, Any] = self._files[0].metadata
         self._permuted_qk = architecture(self.metadata, path).permuted_qk
@@ -48,8 +47,7 @@ class GGUFCheckpoint:
 
     @property
     def chat_template(self) -> str | None:
-        template = self.metadata.get("tokenizer.chat_template")
-        return template if isinstance(template, str) else None
+        return chat_template(self.metadata)
 
     def has(self, name: str) -> bool:
         return gguf_name(name) in self._file_of
@@ -123,24 +121,3 @@ class GGUFCheckpoint:
         if file is None:
             return ()
         return tuple(file.read("rope_freqs.weight").tolist())  # [D/2]
-
-
-def _open_parts(path: Path) -> list[GGUFFile]:
-    """The file, or all parts of the split model it belongs to, the first (with the metadata) first."""
-    match = _PART_NAME.fullmatch(path.name)
-    if match is None:
-        file = open_gguf(path)
-        if file.metadata.get("split.count", 1) > 1:
-            raise CorruptModelError(
-                f"{path}: one of {file.metadata['split.count']} parts of a model; keep all parts in one "
-                "folder under their published names (…-00001-of-0000N.gguf)"
-            )
-        return [file]
-    stem, count = match[1], int(match[3])
-    paths = [path.with_name(f"{stem}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
-    for part in paths:
-        if not part.is_file():
-            raise ModelNotFoundError(
-                f"{part}: part of the split model {path.name} is missing; download all parts"
-            )
-    return [open_gguf(part) for part in paths]
