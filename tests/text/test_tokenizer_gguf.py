@@ -185,6 +185,22 @@ def test_the_first_of_two_equal_tokens_counts():
             CorruptModelError,
             "cannot be built: .*zz",
         ),
+        (
+            {
+                "tokenizer.ggml.tokens": ["a"],
+                "tokenizer.ggml.model": "gpt2",
+                "tokenizer.ggml.pre": "gpt-2",
+                "tokenizer.ggml.merges": ["a"],
+            },
+            CorruptModelError,
+            "cannot be built: .*Token `` out of vocabulary",
+        ),
+        (
+            {"tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.merges": [1]},
+            CorruptModelError,
+            "tokenizer.ggml.merges is not a list of str",
+        ),
+        ({"tokenizer.ggml.tokens": "a"}, CorruptModelError, "tokenizer.ggml.tokens is not a list of str"),
     ],
 )
 def test_an_unusable_vocabulary_is_refused(metadata, error, message):

@@ -20,22 +20,23 @@ _SPACE_MARK = "▁"
 
 
 class _Merges(Sequence[tuple[str, str]]):
-    """The pairs of a file's merges, each made as the library comes to it: the memory of a list of them all is not
-    returned to the system while anything else lies between."""
+    """Pairs made as the library comes to them: the memory of a list of them all would stay Python's.
 
-    def __init__(self, merges: Collection[str]) -> None:
-        self._merges = merges
+    The library takes nothing but a Sequence, reserves `expected` places and walks it once.
+    """
 
-    def __len__(self) -> int:
-        return len(self._merges)
+    def __init__(self, pairs: Iterator[tuple[str, str]], expected: int) -> None:
+        self._pairs = pairs
+        self._expected = expected
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        for merge in self._merges:
-            left, right = merge.split(" ", 1)
-            yield left, right
+        return self._pairs
+
+    def __len__(self) -> int:
+        return self._expected
 
     def __getitem__(self, index: Any) -> Any:
-        return list(self)[index]
+        raise IndexError(index)
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -67,7 +68,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def _byte_level(ids: dict[str, int], merges: Collection[str], rules: PreTokenizer) -> tokenizers.Tokenizer:
-    model = models.BPE(ids, _Merges(merges), ignore_merges=rules.ignore_merges)
+    pairs = ((left, right) for left, _, right in (merge.partition(" ") for merge in merges))
+    model = models.BPE(ids, _Merges(pairs, len(merges)), ignore_merges=rules.ignore_merges)
     backend = tokenizers.Tokenizer(model)
     if rules.nfc:
         backend.normalizer = normalizers.NFC()
@@ -87,7 +89,7 @@ def _sentence_piece(ids: dict[str, int], vocabulary: GGUFVocabulary) -> tokenize
     unknown = next((text for text, i in ids.items() if types[i] == 2), None)
     model = models.BPE(
         ids,
-        merges_by_score(joinable, vocabulary.scores),
+        _Merges(merges_by_score(joinable, vocabulary.scores), len(ids)),
         unk_token=unknown,
         fuse_unk=True,
         byte_fallback="<0x00>" in ids,
@@ -104,11 +106,10 @@ def _sentence_piece(ids: dict[str, int], vocabulary: GGUFVocabulary) -> tokenize
     return backend
 
 
-def merges_by_score(ids: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+def merges_by_score(ids: Mapping[str, int], scores: Sequence[float]) -> Iterator[tuple[str, str]]:
     """SentencePiece joins the two neighbours whose union scores best; as ranked merges, that is every split
     of every token into two tokens, best union first."""
     text_of = {i: text for text, i in ids.items()}  # the merges share the vocabulary's strings
-    merges = []
     for token_id in sorted(text_of, key=lambda i: (-scores[i], i)):
         text = text_of[token_id]
         pairs = [
@@ -116,8 +117,7 @@ def merges_by_score(ids: Mapping[str, int], scores: Sequence[float]) -> list[tup
             for cut in range(1, len(text))
             if (left := ids.get(text[:cut])) is not None and (right := ids.get(text[cut:])) is not None
         ]
-        merges += [(text_of[left], text_of[right]) for left, right in sorted(pairs)]
-    return merges
+        yield from ((text_of[left], text_of[right]) for left, right in sorted(pairs))
 
 
 def _add_special_tokens(backend: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:
