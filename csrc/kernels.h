@@ -1,8 +1,8 @@
 // The kernels of one instruction set, as a table of plain functions.
 //
-// Every kernel is single program, multiple data: all workers of the pool call it with the same arguments
-// and their own `Worker`; it computes that worker's share and returns without a barrier. Program (program.h)
-// puts the barriers between kernels. No kernel allocates, throws or touches Python.
+// Every kernel is single program, multiple data: it is called with the same arguments once for each `Worker`, of which
+// there are more than threads (thread_pool.h); it computes that worker's share and returns without a barrier. Program
+// (program.h) puts the barriers between kernels. No kernel allocates, throws or touches Python.
 //
 // The promise: the value of a row depends on that row alone, bitwise; not on `rows`, the worker count, the
 // block size or the block ids. Each sum runs in one order that its own length fixes, with the same
@@ -19,7 +19,7 @@ struct KVAhead;
 
 struct Worker {
   int id;     // 0 <= id < count
-  int count;  // workers in the pool
+  int count;  // of workers
   KVAhead* ahead = nullptr;  // what to ask for while a product is computed
 };
 

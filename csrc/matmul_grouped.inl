@@ -107,7 +107,7 @@ inline void matmul_grouped_bits(const MatrixGrouped& m, const QuantRows& a, int 
   constexpr int kGroup = code_group(Bits), kBlockBytes = grouped_block_bytes(Bits, HasLow);
   const int groups = m.k / kGroup;
   const int64_t panel_bytes = int64_t{groups} * kBlockBytes;
-  const Cell cell = cell_of(num_panels(m.n, e.act), rows, w, panels_of_a_group(e));
+  const Cell cell = cell_of(num_panels(m.n, e.act), rows, m.k, w, panels_of_a_group(e));
   for_each_tile(cell, m.k, [&](auto n, int row, int panel, int part, int parts) {
     const uint8_t* data = m.data + panel * panel_bytes;
     const Ahead ahead = ahead_of(data, panel_bytes, 4 * kPanel, part, parts);

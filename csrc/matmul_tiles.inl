@@ -17,14 +17,25 @@ OCTAVO_INLINE int split_point(int count, int part, int parts) {
   return static_cast<int>(int64_t{count} * part / parts);
 }
 
-// Cuts panels x rows into a grid of at most w.count cells such that the largest cell is smallest; among
-// equals it splits panels rather than rows, so that each weight is read by one worker. Bundles of panels stay whole.
-inline Cell cell_of(int all_panels, int rows, Worker w, int bundle = 1) {
-  const int panels = (all_panels + bundle - 1) / bundle;
-  const int row_tiles = (rows + kTileRows - 1) / kTileRows;
+// Blocks that rows are cut into, so that a block's activations stay in L2 while all panels of a cell pass over them.
+OCTAVO_INLINE int num_row_blocks(int rows, int64_t row_bytes) {
+  const int64_t fitting = kRowBlockBytes / row_bytes;
+  const int block = static_cast<int>(fitting < kTileRows ? kTileRows : fitting < rows ? fitting : rows);
+  return rows ? (rows + block - 1) / block : 0;
+}
+
+// Cuts panels x rows into a grid of at most w.count cells. Rows are split only as far as a cell's do not fit in L2, so
+// that each weight is read by few workers; where there are fewer panels than workers, such that the largest cell is
+// smallest. Cells of the same panels follow one another: a thread has them in turn. Bundles of panels stay whole.
+inline Cell cell_of(int all_panels, int rows, int64_t row_bytes, Worker w, int bundle = 1) {
+  const int panels = (all_panels + bundle - 1) / bundle, row_tiles = (rows + kTileRows - 1) / kTileRows;
+  int least = num_row_blocks(rows, row_bytes);
+  least = least < 1 ? 1 : least < w.count ? least : w.count;
+  while (w.count % least) ++least;  // no worker is left without a cell
+  const int most = panels >= w.count / least || row_tiles < least ? least : row_tiles < w.count ? row_tiles : w.count;
   int best_rows = 1, best_panels = 1;
   int64_t best_cost = INT64_MAX;
-  for (int row_parts = 1; row_parts <= w.count && row_parts <= row_tiles; ++row_parts) {
+  for (int row_parts = least; row_parts <= most; ++row_parts) {
     const int panel_parts = w.count / row_parts < panels ? w.count / row_parts : panels;
     const int64_t cost = int64_t{(panels + panel_parts - 1) / panel_parts} * ((rows + row_parts - 1) / row_parts);
     if (cost < best_cost) {
@@ -33,8 +44,8 @@ inline Cell cell_of(int all_panels, int rows, Worker w, int bundle = 1) {
       best_cost = cost;
     }
   }
-  const int p = w.id % best_panels, r = w.id / best_panels;
-  if (r >= best_rows) return {0, 0, 0, 0};
+  const int p = w.id / best_rows, r = w.id % best_rows;
+  if (p >= best_panels) return {0, 0, 0, 0};
   const int end = split_point(panels, p + 1, best_panels) * bundle;
   return {split_point(panels, p, best_panels) * bundle, end < all_panels ? end : all_panels,
           split_point(rows, r, best_rows), split_point(rows, r + 1, best_rows)};
@@ -62,9 +73,7 @@ OCTAVO_INLINE void with_rows(int n, const Body& body) {
 template <typename Body, typename After>
 OCTAVO_INLINE void for_each_tile(const Cell& cell, int64_t row_bytes, const Body& body, const After& after) {
   const int rows = cell.row_end - cell.row_begin;
-  const int64_t fitting = kRowBlockBytes / row_bytes;
-  const int block = static_cast<int>(fitting < kTileRows ? kTileRows : fitting < rows ? fitting : rows);
-  const int blocks = rows ? (rows + block - 1) / block : 0;
+  const int blocks = num_row_blocks(rows, row_bytes);
   for (int b = 0; b < blocks; ++b) {
     const int begin = cell.row_begin + split_point(rows, b, blocks);
     const int count = cell.row_begin + split_point(rows, b + 1, blocks) - begin;

@@ -17,6 +17,14 @@ void require(bool condition, const std::string& message) {
 
 std::string text(int64_t value) { return std::to_string(value); }
 
+// Where a thread's share is not cut into parts: makes `w` the share, for the first of its parts; false for the others.
+bool is_whole(Worker* w) {
+  const bool is_first = w->id % ThreadPool::kPieces == 0;
+  w->id /= ThreadPool::kPieces;
+  w->count /= ThreadPool::kPieces;
+  return is_first;
+}
+
 std::string matmul_name(const char* type, int k, int n) {
   return std::string("matmul ") + type + " " + text(k) + "x" + text(n);
 }
@@ -271,14 +279,15 @@ void Program::paged_attention(Slot q, CacheLayer layer, float scale, int window,
   attentions_.push_back({kv, layer.group, window});
   append("paged_attention",
          [this, kv, following = attentions_.size(), a, from = view(q, "q"), to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
+    look_ahead(following, s, w);
+    if (!is_whole(&w)) return;
     const bool is_divided = kernels_->paged_attention(from, kv, s.batches[g], a, to, scratch_.as<void>(), w);
     is_divided_.store(is_divided, std::memory_order_relaxed);  // the same for all workers
-    look_ahead(following, s, w);
   });
   barrier();
   append("merge_attention",
          [this, kv, a, from = view(q, "q"), to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
-    if (!is_divided_.load(std::memory_order_relaxed)) return;
+    if (!is_divided_.load(std::memory_order_relaxed) || !is_whole(&w)) return;
     kernels_->merge_attention(from, kv, s.batches[g], a, to, scratch_.as<void>(), w);
   });
 }

@@ -99,7 +99,7 @@ void Program::execute(const std::vector<Segment>& part, const Step& step) {
     return std::chrono::duration<double>(Clock::now() - begin).count();
   };
   const bool looks_ahead = !attentions_.empty();
-  aheads_.resize(static_cast<size_t>(pool_->num_threads()));
+  aheads_.resize(static_cast<size_t>(pool_->num_parts()));
   const Clock::time_point begin = Clock::now();
   pool_->run(static_cast<int>(part.size()), [&](int number, Worker w) {
     if (looks_ahead) w.ahead = &aheads_[static_cast<size_t>(w.id)];
@@ -130,7 +130,7 @@ std::vector<std::pair<std::string, double>> Program::profile() {
   if (is_timed_) sums["waiting"] = waiting;
   is_timed_ = true;
   all_seconds_ = 0;
-  seconds_.assign(static_cast<size_t>(pool_->num_threads()), {});
+  seconds_.assign(static_cast<size_t>(pool_->num_parts()), {});
   std::vector<std::pair<std::string, double>> sorted(sums.begin(), sums.end());
   std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
   return sorted;
@@ -214,7 +214,7 @@ const float* Program::logits(const int32_t* rows, int num_rows) {
 
 const int32_t* Program::argmax() {
   std::lock_guard<std::mutex> lock(running_);
-  const int rows = num_logit_rows_, workers = pool_->num_threads();
+  const int rows = num_logit_rows_, workers = pool_->num_parts();
   best_values_.resize(static_cast<size_t>(workers) * static_cast<size_t>(rows));
   best_.resize(best_values_.size());
   if (rows == 0) return best_.data();

@@ -1,11 +1,11 @@
-// A pool of persistent threads that run one job together: segments one after another, each cut into as many parts as
-// there are threads.
+// A pool of persistent threads that run one job together: segments one after another, each cut into a few parts a thread.
 //
-// The calling thread is one of them. A thread takes its own part of a segment; if it has not come, because another
-// process has its core or because it still sleeps, a thread that waits takes its part as well. So a processor that is
-// lent for a moment costs its own work and does not stop the others'. Between jobs threads poll for a moment, then
-// sleep: a step that follows soon starts in a fraction of a microsecond, an idle server uses no processor. Waiting
-// threads poll and, where threads outnumber the free cores, yield. They never touch Python.
+// The calling thread is one of them. A thread takes its own parts of a segment in their order; one that has none left
+// takes those at the other end of somebody else's. So a thread that is slower, comes late or still sleeps delays the
+// others by no more than the part it has begun. Where threads outnumber the free cores, that part may stand still while
+// another process has the core: a thread that waits yields, then sleeps, so that the system can move it to a free one.
+// Between jobs threads poll for a moment, then sleep: a step that follows soon starts in a fraction of a microsecond, an
+// idle server uses no processor. They never touch Python.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -29,23 +29,32 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int num_threads() const { return num_threads_; }
+  static constexpr int kPieces = 4;  // parts a thread
 
-  // Calls job(s, part) for each segment s in [0, num_segments) and each part of it, once. A segment begins when all
-  // parts of the one before have ended, and sees what they wrote; returns when the last has. One caller at a time;
-  // others wait.
+  int num_threads() const { return num_threads_; }
+  int num_parts() const { return num_threads_ * kPieces; }
+
+  // Calls job(s, part) for each segment s in [0, num_segments) and each of its num_parts() parts, once. Parts
+  // [t * kPieces, (t + 1) * kPieces) are thread t's own. A segment begins when all parts of the one before have ended,
+  // and sees what they wrote; returns when the last has. One caller at a time; others wait.
   void run(int num_segments, const Job& job);
 
  private:
-  // Segments are numbered through, over all jobs: a thread that comes late can mistake no job for another.
+  // What is left of a thread's own parts of a segment: pieces [front, back). Segments are numbered through, over all
+  // jobs, and a segment's parts have all been taken before the next begins. So a thread that comes late can mistake none
+  // for another, and the claim of an earlier segment says that nothing of this one has been taken.
   struct alignas(64) Claim {
-    std::atomic<uint64_t> next{0};  // the segment whose part is to be taken next
+    std::atomic<uint64_t> word{0};  // segment << 16 | front << 8 | back
   };
 
-  bool take(int part);
+  bool take(int owner, bool is_own);
+  bool take_from_others(int own);
   void help(int own, uint64_t end);
   void work(int own);
   bool wait_for_job(uint64_t seen);
+  template <class Condition>
+  void sleep_until(const Condition& is_over);
+  void wake_sleepers();
 
   const int num_threads_;
   const int pid_;  // threads do not survive fork(): a copy of the pool in a child has none to join
@@ -53,10 +62,11 @@ class ThreadPool {
   std::mutex sleep_;
   std::condition_variable wake_;
   const Job* job_ = nullptr;
-  uint64_t first_segment_ = 0;  // of the job
+  uint64_t first_segment_ = 1;  // of the job
   std::unique_ptr<Claim[]> claims_;
-  alignas(64) std::atomic<uint64_t> num_done_{0};  // parts
-  alignas(64) std::atomic<uint64_t> end_{0};       // segments given out
+  alignas(64) std::atomic<int> num_left_;          // parts of the segment under way that have not ended
+  alignas(64) std::atomic<uint64_t> segment_{1};   // under way, or the next to be
+  alignas(64) std::atomic<uint64_t> end_{1};       // of the segments given out
   std::atomic<int> sleepers_{0};
   std::atomic<bool> is_stopping_{false};
   std::vector<std::thread> threads_;

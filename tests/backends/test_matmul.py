@@ -100,7 +100,7 @@ def test_a_row_does_not_depend_on_the_other_rows_or_the_workers(dtype: str, isa:
 def test_rows_beyond_one_cache_block_are_all_computed(dtype: str) -> None:
     x, matrix = normal(700, 640), PACKED[dtype](normal(40, 640, seed=1))
     alone = [_native.matmul(matrix, x[r : r + 1])[0] for r in range(0, 700, 33)]
-    for num_workers in (1, 3):
+    for num_workers in (1, 3, 8, 12, 50):
         whole = _native.matmul(matrix, x, num_workers=num_workers)
         np.testing.assert_array_equal(whole[::33], alone)
     assert np.isfinite(whole).all()
