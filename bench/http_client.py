@@ -8,7 +8,6 @@ import random
 from dataclasses import dataclass
 from time import monotonic
 
-import httpx
 from load import requests, words
 
 
@@ -21,33 +20,36 @@ class Completion:
     last: float
 
 
-async def serve(client: httpx.AsyncClient, concurrency: int) -> float:
+async def serve(port: int, concurrency: int) -> float:
     """Closed loop of 4·c requests (at least 6): output tokens a second."""
     slots = asyncio.Semaphore(concurrency)
 
     async def one(prompt: str, max_tokens: int) -> int:
         async with slots:
-            return (await complete(client, prompt, max_tokens)).output_tokens
+            return (await complete(port, prompt, max_tokens)).output_tokens
 
     begin = monotonic()
     counts = await asyncio.gather(*(one(*r) for r in requests(max(6, 4 * concurrency), seed=concurrency)))
     return sum(counts) / (monotonic() - begin)
 
 
-async def decode(client: httpx.AsyncClient, num_tokens: int) -> float:
+async def decode(port: int, num_tokens: int) -> float:
     """One stream, from its first token to its last: tokens a second."""
-    done = await complete(client, words(20, random.Random()), num_tokens)
+    done = await complete(port, words(20, random.Random()), num_tokens)
     return (done.output_tokens - 1) / (done.last - done.first)
 
 
-async def prefill(client: httpx.AsyncClient, num_words: int) -> float:
+async def prefill(port: int, num_words: int) -> float:
     """One prompt that nobody has seen and one token out: prompt tokens a second."""
-    done = await complete(client, words(num_words, random.Random()), 1)
+    done = await complete(port, words(num_words, random.Random()), 1)
     return done.prompt_tokens / (done.last - done.begin)
 
 
-async def complete(client: httpx.AsyncClient, prompt: str, max_tokens: int) -> Completion:
+async def complete(port: int, prompt: str, max_tokens: int) -> Completion:
+    """Of plain streams and without reading more of an event than it must, because it shares the server's cores.
+    Raises RuntimeError with the server's words unless it answers 200."""
     body = {
+        "model": "m",
         "prompt": prompt,
         "max_tokens": max_tokens,
         "temperature": 0,
@@ -55,12 +57,23 @@ async def complete(client: httpx.AsyncClient, prompt: str, max_tokens: int) -> C
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    data = json.dumps(body).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+    )
     begin, times, usage = monotonic(), [], {}
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        response.raise_for_status()
-        async for line in response.aiter_lines():
-            if line.startswith('data: {"'):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(head.encode() + data)
+        status = await reader.readline()
+        if b" 200 " not in status:
+            raise RuntimeError((status + await reader.read(2000)).decode(errors="replace"))
+        async for line in reader:
+            if line.startswith(b'data: {"'):
                 times.append(monotonic())
-                if '"usage":{' in line:
-                    usage = json.loads(line.removeprefix("data: "))["usage"]
+                if b'"usage":{' in line:
+                    usage = json.loads(line.removeprefix(b"data: "))["usage"]
+    finally:
+        writer.close()
     return Completion(usage["prompt_tokens"], usage["completion_tokens"], begin, times[0], times[-1])

@@ -45,23 +45,18 @@ class Engine(Protocol):
 
 class HttpEngine:
     def __init__(self, port: int) -> None:
-        self._url = f"http://127.0.0.1:{port}"
+        self._port = port
 
     def measure(self, kind: str, value: int) -> float:
-        async def run() -> float:
-            limits = httpx.Limits(max_keepalive_connections=0)  # llama.cpp closes them without a word
-            async with httpx.AsyncClient(base_url=self._url, timeout=600, limits=limits) as client:
-                rate: float = await getattr(http_client, kind)(client, value)
-                return rate
-
-        return asyncio.run(run())
+        rate: float = asyncio.run(getattr(http_client, kind)(self._port, value))
+        return rate
 
     def wait(self, process: subprocess.Popen[str]) -> None:
         """Until it answers. Raises RuntimeError with its last words if it ends instead."""
         deadline = monotonic() + START_S
         while process.poll() is None and monotonic() < deadline:
             try:
-                if httpx.get(f"{self._url}/health").status_code == 200:
+                if httpx.get(f"http://127.0.0.1:{self._port}/health").status_code == 200:
                     return
             except httpx.TransportError:
                 pass
