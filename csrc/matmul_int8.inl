@@ -111,7 +111,7 @@ OCTAVO_INLINE void slice_i8(const uint8_t* slice, const QuantRows& a, int row, i
     for (int r = 0; r < N; ++r) acc[r][0] = acc[r][1] = broadcast_part(kStart * q_sum[r]);
 #pragma GCC unroll 1
     for (int i = 0; i < kQuantGroup / 4; ++i) {
-      ahead.prefetch_step();
+      ahead.prefetch_step_where_free();
       const uvec w0 = shift_bytes(load_part(slice)), w1 = shift_bytes(load_part(slice + 4 * kWidth));
       slice += 4 * kPanel;
 #pragma GCC unroll 8

@@ -110,6 +110,7 @@ OCTAVO_INLINE void for_each_slice(f32x16 (&sum)[N][2], const Body& body) {
 struct Ahead {
   const char* address;
   int64_t step;
+  bool is_far;
 
   OCTAVO_INLINE void prefetch_step() {
     prefetch_l1(address);
@@ -120,11 +121,18 @@ struct Ahead {
     prefetch_l1(address);
     address += step / 2;
   }
+  // For products that wait for the memory at one or two row tiles: requests for the first cache wait for one of its few
+  // free entries, those for the second do not.
+  OCTAVO_INLINE void prefetch_step_where_free() {
+    is_far ? prefetch_l2(address) : prefetch_l1(address);
+    if (step > 64) prefetch_l2(address + 64);
+    address += step;
+  }
 };
 
 OCTAVO_INLINE Ahead ahead_of(const void* panel, int64_t panel_bytes, int64_t step_bytes, int part, int parts) {
   const int64_t distance = parts == 1 ? 8192 : panel_bytes + panel_bytes * part / parts;
-  return {static_cast<const char*>(panel) + distance, step_bytes / parts};
+  return {static_cast<const char*>(panel) + distance, step_bytes / parts, parts <= 2};
 }
 
 inline int num_panels(int n, Act act) {
