@@ -10,6 +10,8 @@ from time import monotonic
 
 from load import requests, words
 
+TIMEOUT_S = 600  # of a request
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:
@@ -62,10 +64,19 @@ async def complete(port: int, prompt: str, max_tokens: int) -> Completion:
         f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
     )
-    begin, times, usage = monotonic(), [], {}
+    begin = monotonic()
+    async with asyncio.timeout(TIMEOUT_S):
+        times, usage = await _stream(port, head.encode() + data)
+    return Completion(usage["prompt_tokens"], usage["completion_tokens"], begin, times[0], times[-1])
+
+
+async def _stream(port: int, request: bytes) -> tuple[list[float], dict[str, int]]:
+    """When each event came, and the usage."""
+    times: list[float] = []
+    usage: dict[str, int] = {}
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        writer.write(head.encode() + data)
+        writer.write(request)
         status = await reader.readline()
         if b" 200 " not in status:
             raise RuntimeError((status + await reader.read(2000)).decode(errors="replace"))
@@ -76,4 +87,4 @@ async def complete(port: int, prompt: str, max_tokens: int) -> Completion:
                     usage = json.loads(line.removeprefix(b"data: "))["usage"]
     finally:
         writer.close()
-    return Completion(usage["prompt_tokens"], usage["completion_tokens"], begin, times[0], times[-1])
+    return times, usage

@@ -38,6 +38,10 @@ inline std::string shape_text(const AnyArray& a) {
   return text + (a.ndim() == 1 ? ",)" : ")");
 }
 
+inline nanobind::builtin_exception wrong(const char* name, const std::string& why) {
+  return nanobind::value_error((name + (": " + why)).c_str());
+}
+
 template <class T>
 void host_array(const AnyArray& a, const char* name) {
   const std::string prefix = std::string(name) + ": must ";
@@ -49,11 +53,10 @@ void host_array(const AnyArray& a, const char* name) {
 template <class T>
 std::pair<const T*, int64_t> rows(const AnyArray& a, const char* name) {
   host_array<T>(a, name);
-  const auto wrong = [&](const std::string& why) { return nanobind::value_error((name + (": " + why)).c_str()); };
-  if (a.ndim() != 2) throw wrong("has shape " + shape_text(a) + ", expected (any, any)");
+  if (a.ndim() != 2) throw wrong(name, "has shape " + shape_text(a) + ", expected (any, any)");
   const bool is_packed = a.shape(1) <= 1 || a.stride(1) == 1;
   const bool is_apart = a.shape(0) <= 1 || a.stride(0) >= static_cast<int64_t>(a.shape(1));
-  if (!is_packed || !is_apart) throw wrong("rows must be contiguous; use numpy.ascontiguousarray");
+  if (!is_packed || !is_apart) throw wrong(name, "rows must be contiguous; use numpy.ascontiguousarray");
   return {static_cast<const T*>(a.data()), a.stride(0)};
 }
 
@@ -61,7 +64,6 @@ std::pair<const T*, int64_t> rows(const AnyArray& a, const char* name) {
 template <class T>
 const T* array(const AnyArray& a, const char* name, std::initializer_list<int64_t> shape) {
   host_array<T>(a, name);
-  const auto wrong = [&](const std::string& why) { return nanobind::value_error((name + (": " + why)).c_str()); };
   bool fits = a.ndim() == shape.size();
   std::string expected;
   size_t i = 0;
@@ -69,11 +71,11 @@ const T* array(const AnyArray& a, const char* name, std::initializer_list<int64_
     fits = fits && (size == kAny || static_cast<int64_t>(a.shape(i)) == size);
     expected += (i++ ? ", " : "") + (size == kAny ? std::string("any") : std::to_string(size));
   }
-  if (!fits) throw wrong("has shape " + shape_text(a) + ", expected (" + expected + ")");
+  if (!fits) throw wrong(name, "has shape " + shape_text(a) + ", expected (" + expected + ")");
   int64_t stride = 1;
   for (size_t d = a.ndim(); d-- > 0;) {
     const bool is_packed = a.shape(d) == 1 || a.size() == 0 || a.stride(d) == stride;
-    if (!is_packed) throw wrong("must be C-contiguous; use numpy.ascontiguousarray");
+    if (!is_packed) throw wrong(name, "must be C-contiguous; use numpy.ascontiguousarray");
     stride *= static_cast<int64_t>(a.shape(d));
   }
   return static_cast<const T*>(a.data());

@@ -33,9 +33,10 @@ namespace OCTAVO_ISA {
 
 extern const Kernels table;
 const Kernels table = {
-    OCTAVO_NAME(OCTAVO_ISA), quantize_rows, matmul_i8,      matmul_grouped, matmul_f32, rms_norm,  head_norm,
-    rope_table,              rope,          add,            scale,      softcap,   argmax,    join_argmax, softmax_blocks,
-    embed_f32,               embed_f16,               embed_grouped, write_kv,      attention_scratch_bytes,    paged_attention, merge_attention,
+    OCTAVO_NAME(OCTAVO_ISA), quantize_rows, matmul_i8,     matmul_grouped, matmul_f32,  rms_norm,
+    head_norm,               rope_table,    rope,          add,            scale,       softcap,
+    argmax,                  join_argmax,   softmax_blocks, embed_f32,     embed_f16,   embed_grouped,
+    write_kv,                attention_scratch_bytes,       paged_attention, merge_attention,
     conv1d,                  ssm_scan,      gated_rms_norm,
 };
 

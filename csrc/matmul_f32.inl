@@ -32,7 +32,7 @@ OCTAVO_INLINE void slice_f32(const float* slice, const float* x, int64_t ldx, in
 inline void matmul_f32(const MatrixF32& m, const View& a, int rows, const Epilogue& e, Worker w) {
   const int64_t panel_bytes = int64_t{m.k} * kPanel * 4;
   const Cell cell = cell_of(num_panels(m.n, e.act), rows, int64_t{m.k} * 4, w);
-  for_each_tile(cell, int64_t{m.k} * 4, [&](auto n, int row, int panel, int part, int parts) {
+  for_each_tile(cell, [&](auto n, int row, int panel, int part, int parts) {
     const float* data = m.data + panel * panel_bytes / 4;
     const Ahead ahead = ahead_of(data, panel_bytes, 4 * kPanel, part, parts);
     f32x16 sum[n.count][2];

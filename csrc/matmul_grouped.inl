@@ -108,7 +108,7 @@ inline void matmul_grouped_bits(const MatrixGrouped& m, const QuantRows& a, int 
   const int groups = m.k / kGroup;
   const int64_t panel_bytes = int64_t{groups} * kBlockBytes;
   const Cell cell = cell_of(num_panels(m.n, e.act), rows, m.k, w, panels_of_a_group(e));
-  for_each_tile(cell, m.k, [&](auto n, int row, int panel, int part, int parts) {
+  for_each_tile(cell, [&](auto n, int row, int panel, int part, int parts) {
     const uint8_t* data = m.data + panel * panel_bytes;
     const Ahead ahead = ahead_of(data, panel_bytes, 4 * kPanel, part, parts);
     f32x16 sum[n.count][2];

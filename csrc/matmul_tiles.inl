@@ -11,6 +11,7 @@ constexpr int64_t kRowBlockBytes = 384 << 10;  // activations that stay in L2 wh
 struct Cell {
   int panel_begin, panel_end;
   int row_begin, row_end;
+  int64_t row_bytes;  // of activations
 };
 
 OCTAVO_INLINE int split_point(int count, int part, int parts) {
@@ -45,10 +46,10 @@ inline Cell cell_of(int all_panels, int rows, int64_t row_bytes, Worker w, int b
     }
   }
   const int p = w.id / best_rows, r = w.id % best_rows;
-  if (p >= best_panels) return {0, 0, 0, 0};
+  if (p >= best_panels) return {0, 0, 0, 0, row_bytes};
   const int end = split_point(panels, p + 1, best_panels) * bundle;
   return {split_point(panels, p, best_panels) * bundle, end < all_panels ? end : all_panels,
-          split_point(rows, r, best_rows), split_point(rows, r + 1, best_rows)};
+          split_point(rows, r, best_rows), split_point(rows, r + 1, best_rows), row_bytes};
 }
 
 template <int N>
@@ -71,9 +72,9 @@ OCTAVO_INLINE void with_rows(int n, const Body& body) {
 // in blocks that stay in L2; within a block each panel meets the row tiles (number `part` of `parts`) in turn, and
 // then after(panel, row, count) is called for the rows of the block.
 template <typename Body, typename After>
-OCTAVO_INLINE void for_each_tile(const Cell& cell, int64_t row_bytes, const Body& body, const After& after) {
+OCTAVO_INLINE void for_each_tile(const Cell& cell, const Body& body, const After& after) {
   const int rows = cell.row_end - cell.row_begin;
-  const int blocks = num_row_blocks(rows, row_bytes);
+  const int blocks = num_row_blocks(rows, cell.row_bytes);
   for (int b = 0; b < blocks; ++b) {
     const int begin = cell.row_begin + split_point(rows, b, blocks);
     const int count = cell.row_begin + split_point(rows, b + 1, blocks) - begin;
@@ -109,8 +110,7 @@ OCTAVO_INLINE void for_each_slice(f32x16 (&sum)[N][2], const Body& body) {
 // fetch the next panel between them.
 struct Ahead {
   const char* address;
-  int64_t step;
-  bool is_far;
+  int64_t step;  // 128 of the only row tile, 64 of each of two
 
   OCTAVO_INLINE void prefetch_step() {
     prefetch_l1(address);
@@ -124,7 +124,7 @@ struct Ahead {
   // For products that wait for the memory at one or two row tiles: requests for the first cache wait for one of its few
   // free entries, those for the second do not.
   OCTAVO_INLINE void prefetch_step_where_free() {
-    is_far ? prefetch_l2(address) : prefetch_l1(address);
+    step >= 64 ? prefetch_l2(address) : prefetch_l1(address);
     if (step > 64) prefetch_l2(address + 64);
     address += step;
   }
@@ -132,7 +132,7 @@ struct Ahead {
 
 OCTAVO_INLINE Ahead ahead_of(const void* panel, int64_t panel_bytes, int64_t step_bytes, int part, int parts) {
   const int64_t distance = parts == 1 ? 8192 : panel_bytes + panel_bytes * part / parts;
-  return {static_cast<const char*>(panel) + distance, step_bytes / parts, parts <= 2};
+  return {static_cast<const char*>(panel) + distance, step_bytes / parts};
 }
 
 inline int num_panels(int n, Act act) {

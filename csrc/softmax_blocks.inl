@@ -22,10 +22,11 @@ static void softmax_blocks(const View& x, int rows, int block, const float* peak
   for (int64_t unit = units.begin; unit < units.end;) {
     const int64_t row = unit / blocks, end = units.end < (row + 1) * blocks ? units.end : (row + 1) * blocks;
     if (temperatures[row] != 0.0f) {
+      const float inverse = 1.0f / temperatures[row];
       for (int64_t u = unit; u < end; ++u) {
         const int column = static_cast<int>(u - row * blocks) * block;
         const int count = x.width - column < block ? x.width - column : block;
-        softmax_block(x.data + row * x.ld + column, count, peaks[row], 1.0f / temperatures[row], sums + u, maxima + u);
+        softmax_block(x.data + row * x.ld + column, count, peaks[row], inverse, sums + u, maxima + u);
       }
     }
     unit = end;

@@ -100,13 +100,18 @@ def test_every_command_is_listed_and_has_help(capsys: pytest.CaptureFixture[str]
         assert "Usage: octavo " + command in capsys.readouterr().out
 
 
+def printed(code: str) -> str:
+    """By a Python process of its own."""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return found.stdout.strip()
+
+
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys, octavo.cli.app\n"
         "print(sorted({m.split('.')[0] for m in sys.modules} & {'numpy', 'fastapi', 'tokenizers', 'gguf'}))"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    assert printed(code) == "[]"
 
 
 def test_generate_loads_nothing_of_the_server() -> None:
@@ -118,8 +123,7 @@ def test_generate_loads_nothing_of_the_server() -> None:
         "print({m.split('.')[0] for m in sys.modules} & "
         "{'pydantic', 'fastapi', 'uvicorn', 'prometheus_client', 'asyncio', 'huggingface_hub', 'rich'})"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["ConfigError", "set()"]
+    assert printed(code).split() == ["ConfigError", "set()"]
 
 
 def test_the_server_loads_nothing_of_the_engine_it_starts() -> None:
@@ -127,8 +131,7 @@ def test_the_server_loads_nothing_of_the_engine_it_starts() -> None:
         "import sys, octavo.server.serve\n"
         "print(sorted({'numpy', 'octavo.engine.build', 'octavo.models.layers'} & set(sys.modules)))"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    assert printed(code) == "[]"
 
 
 def test_python_dash_m_is_the_same_command() -> None:

@@ -82,10 +82,16 @@ class Distribution:
         """A token of the set of top_p_ids, of those at least min_p times as probable as the best, without making
         the set: tokens are drawn from all until one has less than top_p before it. One of 1 / top_p is."""
         target = top_p * float(self.sums.sum())
-        ids = self.min_p_ids(min_p) if min_p > 0.0 else np.empty(0, np.int64)
-        probabilities = self.probabilities(ids)
+        draw_any = self.draw
+        if min_p > 0.0:
+            ids = self.min_p_ids(min_p)
+            probabilities = self.probabilities(ids)
+
+            def draw_any(u: float) -> int:
+                return int(ids[draw(probabilities, u)])
+
         for u in uniforms:
-            drawn = int(ids[draw(probabilities, u)]) if min_p > 0.0 else self.draw(u)
+            drawn = draw_any(u)
             if self._mass_before(drawn) < target:
                 return drawn
         raise AssertionError("uniforms ended")

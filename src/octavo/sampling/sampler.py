@@ -144,7 +144,7 @@ class SampleState:
 class Sampler:
     """Draws the tokens of a step. Owns a scratch row and the stream of seeds; keeps no sequence.
 
-    `softmax_blocks` is the backend's pass over rows of scores (Runner.softmax_blocks in backends/penalties.py)."""
+    `softmax_blocks` is the backend's pass over rows of scores (Runner.softmax_blocks in backends/ops.py)."""
 
     def __init__(self, vocab_size: int, softmax_blocks: SoftmaxBlocks, seed: int = 0) -> None:
         self._vocab_size = vocab_size
@@ -200,7 +200,7 @@ class Sampler:
         log-probability) under log-softmax, best first, ties by lowest id. None where the row is not finite enough
         to say."""
         return [
-            None if raw is None else _top_logprobs(raw, min(count, self._vocab_size))
+            None if raw is None else _top_logprobs(raw, min(count, self._vocab_size), raw.log_total())
             for raw, count in zip(self._raw(logits, best), counts, strict=True)
         ]
 
@@ -227,8 +227,8 @@ class Sampler:
     ) -> int | None:
         """The token of one row, whose argmax is `best`; all else goes into `draws`. `raw` is the row's distribution
         at state.temperature_of_logits."""
-        token_id, scores, mine = best, row, raw
-        if not state.is_raw:
+        token_id, scores, is_raw = best, row, state.is_raw
+        if not is_raw:
             scores = self._scores
             np.copyto(scores, row)
             state.process(scores)
@@ -237,10 +237,9 @@ class Sampler:
             draws.failed[state.seq_id] = _explain(row, state.position)
             return None
         if not state.params.is_greedy:
-            if not state.is_raw:
-                mine = self._distribution(scores, token_id, state.temperature)
-            assert mine is not None
-            token_id = _draw(state, mine)
+            processed = raw if is_raw else self._distribution(scores, token_id, state.temperature)
+            assert processed is not None
+            token_id = _draw(state, processed)
         if state.params.logprobs is not None:
             if raw is None or raw.temperature != 1:
                 raw = self._distribution(row, best, 1.0)
@@ -285,12 +284,13 @@ def _token_logprobs(raw: Distribution | None, vocab_size: int, token_id: int, k:
     """
     if raw is None:
         return TokenLogprobs(token_id, -math.inf, vocab_size)
-    logprob = float(raw.scores[token_id]) - raw.log_total()
-    return TokenLogprobs(token_id, logprob, raw.rank(token_id), _top_logprobs(raw, k) if k else ())
+    norm = raw.log_total()
+    top = _top_logprobs(raw, k, norm) if k else ()
+    return TokenLogprobs(token_id, float(raw.scores[token_id]) - norm, raw.rank(token_id), top)
 
 
-def _top_logprobs(raw: Distribution, k: int) -> Candidates:
-    norm, ids = raw.log_total(), raw.top_ids(k)
+def _top_logprobs(raw: Distribution, k: int, norm: float) -> Candidates:
+    ids = raw.top_ids(k)
     return tuple((i, score - norm) for i, score in zip(ids.tolist(), raw.scores[ids].tolist(), strict=True))
 
 

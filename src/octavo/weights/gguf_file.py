@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import UnsupportedModelError
-from octavo.weights.gguf_header import GGUFHeader, GGUFTensor, read_header
+from octavo.weights.gguf_header import GGUFHeader, GGUFTensor
 from octavo.weights.mapping import let_go
 
 # The gguf package works on 16 rows at a time; joining short rows makes it five times as fast.
@@ -77,11 +77,6 @@ class GGUFFile:
     def close(self) -> None:
         # Views may still be out: the mapping goes with the last of them.
         self._data = None
-
-
-def open_gguf(path: Path) -> GGUFFile:
-    """Map a file and read its header. Raises what read_header() does."""
-    return GGUFFile(read_header(path))
 
 
 def _dequantize(raw: NDArray[np.uint8], tensor: GGUFTensor, path: Path) -> NDArray[np.float32]:
