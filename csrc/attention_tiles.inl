@@ -2,13 +2,12 @@
 //
 // A span is kSpan token positions at an absolute multiple of kSpan. Whatever the tile, block size or worker, for
 // one query vector and one span
-//     score(t)  is one chain of fused multiply-adds over d, ascending (tokens in the lanes); then times the scale of
-//               k(t), where keys are int8
+//     score(t)  is one chain of fused multiply-adds over d, ascending (tokens in the lanes)
 //     m         is the exact maximum of the visible scores
 //     l         adds p(t) = e^(score(t) - m) in lane t mod 16, t ascending, then in the tree of reduce_add
-//     acc(d)    is one chain of fused multiply-adds p(t) * v(t, d) over visible t, ascending; where values are int8
-//               p(t) is first multiplied with the scale of v(t)
-// Tokens a query may not see never enter an operation: their scores are replaced, their values not read.
+//     acc(d)    is one chain of fused multiply-adds p(t) * v(t, d) over visible t, ascending
+// where keys and values are float32 or float16; attention_int8.inl has the others. Tokens a query may not see never
+// enter an operation: their scores are replaced, their values not read.
 
 constexpr int kSpan = 256;
 constexpr int kScoreStride = kSpan + 16;  // a chunk near the end of the span stores past it
@@ -38,13 +37,12 @@ OCTAVO_INLINE void with_constant(int n, const Body& body) {
 
 OCTAVO_INLINE f32x16 load_stored(const float* p) { return load(p); }
 OCTAVO_INLINE f32x16 load_stored(const uint16_t* p) { return load_half(p); }
-OCTAVO_INLINE f32x16 load_stored(const int8_t* p) { return load_int8(p); }
 
-// Whether elements count scales, one a token.
+// Whether keys and values are int8 (stored plus 128), which count scales, one a token.
 template <class T>
 constexpr bool kIsScaled = false;
 template <>
-constexpr bool kIsScaled<int8_t> = true;
+constexpr bool kIsScaled<uint8_t> = true;
 
 // The blocks of one sequence, as one kv head sees them.
 template <class T>
@@ -54,7 +52,7 @@ struct HeadBlocks {
   int64_t block_bytes;
   int block_size, head_size;
 
-  const T* keys(int block) const {  // [B/P][D][P], then values [B][D]
+  const T* keys(int block) const {
     return reinterpret_cast<const T*>(base + table[block] * block_bytes);
   }
 };
@@ -62,8 +60,8 @@ struct HeadBlocks {
 // Up to 16 tokens that lie side by side in one block.
 template <class T>
 struct Chunk {
-  const T* keys;    // of the first token at d = 0; the next d is a piece further
-  const T* values;  // of the first token; the next token is head_size further
+  const T* keys;    // of the first token at d = 0; the next d, of int8 the next four, is a piece further
+  const T* values;  // of the first token; the next token, of int8 the next four, is so many head_size further
   const float* scales;  // of the first token's key; its value's is block_size further. Null without scales
   int begin, end;   // tokens of the span
 };
@@ -80,7 +78,8 @@ OCTAVO_INLINE int list_chunks(const HeadBlocks<T>& blocks, int origin, int begin
     const int size = left < 16 ? left : 16;
     const float* scales = kIsScaled<T> ? reinterpret_cast<const float*>(keys) - 2 * blocks.block_size + slot : nullptr;
     const T* values = keys + int64_t{blocks.block_size + slot} * blocks.head_size;
-    chunks[count++] = {keys + int64_t{slot - slot % piece} * blocks.head_size + slot % piece, values, scales, token,
+    const int within = slot % piece * (kIsScaled<T> ? 4 : 1);
+    chunks[count++] = {keys + int64_t{slot - slot % piece} * blocks.head_size + within, values, scales, token,
                        token + size < end ? token + size : end};
     token += size;
     slot += size;
@@ -125,7 +124,6 @@ OCTAVO_INLINE void score_chunks(const float* q, int q_stride, int head_size, con
   for (int c = 0; c < C; ++c) keys[c] = chunks[c].keys;
   for (int part = 0, d = 0; part < C; ++part) {
     const T* asked = ahead[part].elements;
-    if (kAhead && kIsScaled<T>) prefetch_l2(ahead[part].scales);
     for (const int end = head_size * (part + 1) / C; d < end; ++d, asked += 16 * C) {
       if (kAhead) prefetch_elements(asked, 16 * C);
       f32x16 k[C];
@@ -140,58 +138,38 @@ OCTAVO_INLINE void score_chunks(const float* q, int q_stride, int head_size, con
     }
   }
 #pragma GCC unroll 8
-  for (int c = 0; c < C; ++c) {
-    if constexpr (kIsScaled<T>) {
-      const f32x16 scale = load(chunks[c].scales);
-#pragma GCC unroll 8
-      for (int m = 0; m < M; ++m) sum[m][c] = sum[m][c] * scale;
-    }
-  }
-#pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) store(scores + m * kScoreStride + chunks[c].begin, sum[m][c]);
   }
 }
 
-// Replaces the visible scores of one query vector by p, and the other lanes they share vectors with
-// by 0. Sets the maximum and the sum.
-OCTAVO_INLINE void softmax_span(float* scores, Span visible, float scale, float softcap, float* m, float* l) {
+// Softmax of the visible scores of one query vector, which are multiplied with `scale` already. Calls take(t, p, is_edge)
+// for each 16 tokens from t on that it sees some of; the p of the others is 0. Sets the maximum and the sum.
+template <class Take>
+OCTAVO_INLINE void softmax_span(float* scores, Span visible, float softcap, float* m, float* l, const Take& take) {
   const int begin = visible.begin, end = visible.end, first = begin / 16 * 16;
   f32x16 top = broadcast(-INFINITY);
   for (int t = first; t < end; t += 16) {
-    f32x16 x = load(scores + t) * broadcast(scale);
+    f32x16 x = load(scores + t);
     if (softcap != 0.0f) x = broadcast(softcap) * tanh(x / broadcast(softcap));
     if (t < begin || t + 16 > end) {
       const f32x16 hidden = broadcast(-INFINITY);
       x = select_less(iota(), broadcast(end - t), x, hidden);
       x = select_less(iota(), broadcast(begin - t), hidden, x);
+      store(scores + t, x);
     }
-    store(scores + t, x);
+    if (softcap != 0.0f) store(scores + t, x);
     top = max(top, x);
   }
   *m = reduce_max(top);
   f32x16 sum = zero();
   for (int t = first; t < end; t += 16) {
     const f32x16 p = exp(load(scores + t) - broadcast(*m));
-    store(scores + t, p);
+    take(t, p, t < begin || t + 16 > end);
     sum = sum + p;
   }
   *l = reduce_add(sum);
-}
-
-// Multiplies p of M query vectors with the values' scales, over the chunks that hold tokens of `some`.
-template <int M, class T>
-OCTAVO_INLINE void scale_weights(float* p, const Chunk<T>* chunks, int num_chunks, Span some, int64_t block_size) {
-  for (int i = 0; i < num_chunks; ++i) {
-    const Chunk<T>& chunk = chunks[i];
-    if (chunk.end <= some.begin || chunk.begin >= some.end) continue;
-    const f32x16 scale = load(chunk.scales + block_size);
-    for (int m = 0; m < M; ++m) {
-      float* to = p + m * kScoreStride + chunk.begin;
-      store_lanes(to, chunk.end - chunk.begin, load(to) * scale);
-    }
-  }
 }
 
 // acc[m][16 c + lane] += sum over tokens [begin, end) of p[m] * v, for M query vectors and C vectors of columns from
@@ -212,7 +190,6 @@ OCTAVO_INLINE void mix_values(const float* p, const Chunk<T>* chunks, int num_ch
     const int end = chunk.end < tokens.end ? chunk.end : tokens.end;
     const int64_t skipped = int64_t{begin - chunk.begin} * head_size + column;
     const T *v = chunk.values + skipped, *asked = ahead[i].elements + skipped;
-    if (kAhead && kIsScaled<T>) prefetch_l2(ahead[i].scales);
     for (int t = begin; t < end; ++t, v += head_size, asked += head_size) {
       if (kAhead) prefetch_elements(asked, 16 * C);
       f32x16 value[C];

@@ -115,16 +115,21 @@ struct Batch {
 enum class KVType : int { f32 = 0, f16 = 1, i8 = 2 };
 
 // One storage array. Block b starts at data + b * block_bytes; in it lie the kv heads, one after another:
-//     | scales of K [B], of V [B], float32: int8 only | K, transposed in pieces [B/P][D][P] | V [B][D] |
-// where P = kv_piece(B).
-// K and V are elements of `type`; an int8 element counts its token's scale. 64 bytes past the array may be read
-// (never used).
+//     | K, transposed in pieces [B/P][D][P] | V [B][D] |
+// or, of int8,
+//     | scales of K [B], of V [B], float32 | K [B/P][D/4][P][4] | V [B/G][D][G] |
+// where P = kv_piece(B), G = kv_value_group(B), and D is a multiple of 8. K and V are elements of `type`, int8 plus 128:
+// four of them, of as many dimensions or tokens, meet four digits in one dot product (attention_int8.inl). 64 bytes past
+// the array may be read (never used).
 struct KVStore {
   void* data;
   KVType type;
   int64_t block_bytes;
   int num_kv_heads, head_size, block_size;
 };
+
+// int8 tokens whose values lie together: four, if blocks hold whole groups of them.
+static constexpr int kv_value_group(int block_size) { return block_size % 4 == 0 ? 4 : 1; }
 
 // Tokens of a piece of keys. 16 wherever that divides a block: keys are then read alike whatever the block size.
 static constexpr int kv_piece(int block_size) { return block_size % 16 == 0 ? 16 : block_size; }

@@ -28,7 +28,7 @@ inline void quantize_group(const float* x, int count, int8_t* q, float* scale, i
   for (int i = 0; i < kVecs; ++i) {
     const i32x16 rounded = round_to_int((is_finite ? values[i] : zero()) * broadcast(inverse));
     sum_lanes = sum_lanes + rounded;
-    store_int8(q + 16 * i, rounded);
+    store_low_bytes(q + 16 * i, rounded);
   }
   *scale = inverse != 0.0f ? largest / 127.0f : is_finite ? 0.0f : NAN;
   *sum = reduce_add(sum_lanes);

@@ -14,7 +14,8 @@ OCTAVO_INLINE int64_t worker_floats(int head_size) {
   return int64_t{kItemVectors} * padded_head(head_size)   // queries
          + int64_t{kItemVectors} * record_floats(head_size)   // joined results
          + int64_t{kTileVectors} * record_floats(head_size)   // one span's results
-         + int64_t{kTileVectors} * kScoreStride;
+         + int64_t{kTileVectors} * kScoreStride
+         + int64_t{kSpan / 4} * padded_head(head_size);  // int8 values of a span
 }
 
 static int64_t attention_scratch_bytes(int workers, int head_size, int64_t max_len) {
@@ -53,6 +54,7 @@ class AttentionRun {
     joined_ = queries_ + int64_t{kItemVectors} * width_;
     result_ = joined_ + int64_t{kItemVectors} * record_;
     scores_ = result_ + int64_t{kTileVectors} * record_;
+    regrouped_ = reinterpret_cast<uint8_t*>(scores_ + int64_t{kTileVectors} * kScoreStride);
     divided_ = static_cast<float*>(scratch) + w.count * worker_floats(kv.head_size);
     spans_ = (b.max_blocks * kv.block_size + kSpan - 1) / kSpan;
   }
@@ -114,9 +116,15 @@ class AttentionRun {
     for (int v = item.begin; v < item.end; ++v) {
       const float* from = q_.data + row(item, v) * q_.ld + head_column(item, v);
       float* to = queries_ + int64_t{v - item.begin} * width_;
+      if constexpr (kIsScaled<T>) {  // digits instead, the high ones first
+        int8_t* digits = reinterpret_cast<int8_t*>(to);
+        query_digits_[v - item.begin] = to_digits(from, kv_.head_size, digits, digits + width_);
+        query_digits_[v - item.begin].scale *= a_.scale;
+        continue;
+      }
       for (int d = 0; d < kv_.head_size; d += 16) {
         const int lanes = kv_.head_size - d < 16 ? kv_.head_size - d : 16;
-        store(to + d, load_lanes(from + d, lanes));
+        store(to + d, load_lanes(from + d, lanes) * broadcast(a_.scale));
       }
     }
   }
@@ -139,6 +147,30 @@ class AttentionRun {
     const int end = item.last_token + 1 - origin < kSpan ? item.last_token + 1 - origin : kSpan;
     list->origin = origin;
     list->count = list_chunks(blocks, origin, begin, end, list->chunks);
+  }
+
+  // The scales of a span's values side by side. Those of chunks that end early are overwritten by the next, or not used.
+  // Where a block does not hold its values in groups of four tokens, so are the values: one chunk then stands for all.
+  void load_values(const SpanList& list) {
+    for (int i = 0; i < list.count; ++i) {
+      const Chunk<T>& chunk = list.chunks[i];
+      store(value_scales_ + chunk.begin, load(chunk.scales + kv_.block_size));
+    }
+    value_chunks_ = list.chunks;
+    num_value_chunks_ = list.count;
+    if (kv_value_group(kv_.block_size) == 4 || list.count == 0) return;
+    const int begin = list.chunks[0].begin;  // a multiple of 16
+    for (int i = 0; i < list.count; ++i) {
+      const Chunk<T>& chunk = list.chunks[i];
+      for (int t = chunk.begin; t < chunk.end; ++t) {
+        const T* from = chunk.values + int64_t{t - chunk.begin} * kv_.head_size;
+        T* to = regrouped_ + int64_t{t - begin} / 4 * 4 * kv_.head_size + (t - begin) % 4;
+        for (int d = 0; d < kv_.head_size; ++d) to[4 * d] = from[d];
+      }
+    }
+    all_values_ = {nullptr, regrouped_, nullptr, begin, list.chunks[list.count - 1].end};
+    value_chunks_ = &all_values_;
+    num_value_chunks_ = 1;
   }
 
   Target<T> target(const Chunk<T>& chunk, bool is_values) const {
@@ -169,9 +201,11 @@ class AttentionRun {
   // Computes every tile on one span and calls take(vector, result) for each vector that sees some of it.
   template <class Take>
   OCTAVO_INLINE void run_span(const Item& item, const SpanList& list, const Take& take) {
-    for (int v = item.begin; v < item.end; v += kTileVectors) {
-      const int count = item.end - v < kTileVectors ? item.end - v : kTileVectors;
-      with_constant<kTileVectors>(count, [&](auto m) {
+    constexpr int tile = kIsScaled<T> ? kByteVectors : kTileVectors;
+    if constexpr (kIsScaled<T>) load_values(list);
+    for (int v = item.begin; v < item.end; v += tile) {
+      const int count = item.end - v < tile ? item.end - v : tile;
+      with_constant<tile>(count, [&](auto m) {
         if (v == item.begin) {
           run_tile<m.value, true>(item, v, list);
         } else {
@@ -208,14 +242,28 @@ class AttentionRun {
     Span some, all;
     find_visible<M>(item, vector, list.origin, &some, &all);
     if (some.end == 0) return;
-    score<M, kAhead>(queries_ + int64_t{vector - item.begin} * width_, list, some);
+    score<M, kAhead>(vector - item.begin, list, some);
     for (int m = 0; m < M; ++m) {
       float* record = result_ + m * record_;
       for (int i = 0; i < width_; i += 16) store(record + i, zero());
-      softmax_span(scores_ + m * kScoreStride, visible_[m], a_.scale, a_.softcap, record + width_, record + width_ + 1);
+      float *scores = scores_ + m * kScoreStride, *top = record + width_, *sum = record + width_ + 1;
+      if constexpr (kIsScaled<T>) {
+        weights_[m] = weigh(scores, value_scales_, visible_[m], some, a_.softcap, weight_digits_[m][0],
+                            weight_digits_[m][1], top, sum);
+      } else {
+        softmax_span(scores, visible_[m], a_.softcap, top, sum, [&](int t, f32x16 p, bool) { store(scores + t, p); });
+      }
     }
-    if constexpr (kIsScaled<T>) scale_weights<M>(scores_, list.chunks, list.count, some, kv_.block_size);
-    // Tokens before and after those that all see are mixed for each vector alone, in order.
+    if constexpr (kIsScaled<T>) {
+      mix_int8<M, kAhead>(list, some);
+    } else {
+      mix<M, kAhead>(list, all);
+    }
+  }
+
+  // Tokens before and after those that all see are mixed for each vector alone, in order.
+  template <int M, bool kAhead>
+  OCTAVO_INLINE void mix(const SpanList& list, Span all) {
     for (int m = 0; m < M; ++m) {
       mix_one(m, list, {visible_[m].begin, all.begin < visible_[m].end ? all.begin : visible_[m].end});
     }
@@ -224,20 +272,40 @@ class AttentionRun {
     for (int m = 0; m < M; ++m) mix_one(m, list, {all.end, visible_[m].end});
   }
 
+  template <int M, bool kAhead>
+  OCTAVO_INLINE void mix_int8(const SpanList& list, Span some) {
+    for (int column = 0; column < kv_.head_size; column += 16 * kByteChunks) {
+      const int left = (kv_.head_size - column + 15) / 16;
+      with_constant<kByteChunks>(left < kByteChunks ? left : kByteChunks, [&](auto n) {
+        mix_bytes<M, n.value, kAhead>(weight_digits_[0][0], weights_, value_chunks_, num_value_chunks_, some,
+                                      kv_.head_size, column, targets_ + list.count, result_, record_);
+      });
+    }
+  }
+
   void mix_one(int m, const SpanList& list, Span tokens) {
     mix_all_columns<1, false>(scores_ + m * kScoreStride, list.chunks, list.count, tokens, kv_.head_size, targets_,
                               result_ + m * record_, record_);
   }
 
+  // `vector` is counted from the item's first.
   template <int M, bool kAhead>
-  OCTAVO_INLINE void score(const float* queries, const SpanList& list, Span some) {
+  OCTAVO_INLINE void score(int vector, const SpanList& list, Span some) {
+    constexpr int chunks = kIsScaled<T> ? kByteChunks : kTileChunks;
+    const float* queries = queries_ + int64_t{vector} * width_;
     int c = 0, count = list.count;
     while (c < count && list.chunks[c].end <= some.begin) ++c;
     while (count > c && list.chunks[count - 1].begin >= some.end) --count;
     const int head_size = kv_.head_size, piece = kv_piece(kv_.block_size);
-    for (; c < count; c += kTileChunks) {
-      with_constant<kTileChunks>(count - c < kTileChunks ? count - c : kTileChunks, [&](auto n) {
-        score_chunks<M, n.value, kAhead>(queries, width_, head_size, list.chunks + c, piece, targets_ + c, scores_);
+    for (; c < count; c += chunks) {
+      with_constant<chunks>(count - c < chunks ? count - c : chunks, [&](auto n) {
+        if constexpr (kIsScaled<T>) {
+          score_bytes<M, n.value, kAhead>(reinterpret_cast<const int8_t*>(queries), 4 * width_, width_,
+                                                 query_digits_ + vector, head_size, list.chunks + c, piece, targets_ + c,
+                                                 scores_);
+        } else {
+          score_chunks<M, n.value, kAhead>(queries, width_, head_size, list.chunks + c, piece, targets_ + c, scores_);
+        }
       });
     }
   }
@@ -271,6 +339,15 @@ class AttentionRun {
   float* result_;   // [kTileVectors] records
   float* scores_;   // [kTileVectors][kScoreStride]
   float* divided_;  // [first owner][span][vector] records of divided items
+  // For int8 alone:
+  uint8_t* regrouped_;  // [kSpan/4][D][4]
+  const Chunk<T>* value_chunks_ = nullptr;
+  int num_value_chunks_ = 0;
+  Chunk<T> all_values_{};
+  Digits query_digits_[kIsScaled<T> ? kItemVectors : 1];
+  Digits weights_[kIsScaled<T> ? kByteVectors : 1];
+  float value_scales_[kIsScaled<T> ? kScoreStride : 1];
+  alignas(64) int8_t weight_digits_[kIsScaled<T> ? kByteVectors : 1][2][kIsScaled<T> ? kSpan : 1];
   int64_t spans_;
   Span visible_[kTileVectors];
   SpanList spans_listed_[2];
@@ -294,7 +371,7 @@ static bool attend(const View& q, const KVStore& kv, const Batch& b, const Atten
 
 static bool paged_attention(const View& q, const KVStore& kv, const Batch& b, const Attention& a, const View& out,
                             void* scratch, Worker w) {
-  if (kv.type == KVType::i8) return attend<int8_t>(q, kv, b, a, out, scratch, w);
+  if (kv.type == KVType::i8) return attend<uint8_t>(q, kv, b, a, out, scratch, w);
   if (kv.type == KVType::f16) return attend<uint16_t>(q, kv, b, a, out, scratch, w);
   return attend<float>(q, kv, b, a, out, scratch, w);
 }

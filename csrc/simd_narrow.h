@@ -79,28 +79,8 @@ OCTAVO_INLINE void store_half(uint16_t* p, f32x16 a) {
 
 // ---- int8 -------------------------------------------------------------------------------------------------
 
-OCTAVO_INLINE f32x16 load_int8(const int8_t* p) {
-  f32x16 r;
-#if defined(__AVX512F__)
-  r.v[0] = (fvec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
-#elif defined(__AVX2__)
-  OCTAVO_EACH r.v[i] = (fvec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8 * i))));
-#elif defined(__aarch64__)
-  const int8x16_t bytes = vld1q_s8(p);
-  const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_high_s8(bytes);
-  r.v[0] = (fvec)vcvtq_f32_s32(vmovl_s16(vget_low_s16(low)));
-  r.v[1] = (fvec)vcvtq_f32_s32(vmovl_high_s16(low));
-  r.v[2] = (fvec)vcvtq_f32_s32(vmovl_s16(vget_low_s16(high)));
-  r.v[3] = (fvec)vcvtq_f32_s32(vmovl_high_s16(high));
-#else
-  float lanes[16];
-  for (int i = 0; i < 16; ++i) lanes[i] = p[i];
-  r = load(lanes);
-#endif
-  return r;
-}
-// Lanes must be within [-128, 127].
-OCTAVO_INLINE void store_int8(int8_t* p, i32x16 a) {
+// The low byte of each lane.
+OCTAVO_INLINE void store_low_bytes(int8_t* p, i32x16 a) {
 #if defined(__AVX512F__)
   _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)a.v[0]));
 #elif defined(__aarch64__)
@@ -113,7 +93,6 @@ OCTAVO_INLINE void store_int8(int8_t* p, i32x16 a) {
   for (int i = 0; i < 16; ++i) p[i] = (int8_t)lanes[i];
 #endif
 }
-
 // ---- dot products of bytes --------------------------------------------------------------------------------
 
 // Unsigned bytes w meet signed ones: as they are where an instruction takes both, as w - 128 where it does not.

@@ -28,7 +28,8 @@ OCTAVO_INLINE void each_piece(T* head, int head_size, int block_size, int slot, 
 }
 
 // One run: `count` rows from `row` on, all in one block from `slot` on, for one kv head. `head` is its K. The second
-// form is for int8: its scales lie before K. Keys are transposed in parts of 16 x 16, so that lines are filled at once.
+// form is for int8: its scales lie before K, and integers of four dimensions, or of four tokens, lie together.
+// Otherwise keys are transposed in parts of 16 x 16, so that lines are filled at once.
 template <class T>
 OCTAVO_INLINE void write_run(const View& k, const View& v, int64_t row, int count, int kv_head, int head_size,
                              int block_size, int slot, T* head) {
@@ -74,36 +75,63 @@ OCTAVO_INLINE Quantizer quantizer_of(const float* x, int width) {
   return {127.0f / largest, largest / 127.0f};
 }
 
-// The first `count` <= 16 values at x. Nothing is multiplied where the inverse is 0: they may be NaN.
-OCTAVO_INLINE void quantize(const float* x, int count, Quantizer by, int8_t* to) {
-  int8_t all[16];
+// The first `count` <= 16 values at x as integers plus 128; zeros plus 128 behind them. Nothing is multiplied where the
+// inverse is 0: they may be NaN.
+OCTAVO_INLINE i32x16 quantize(const float* x, int count, Quantizer by) {
   const f32x16 values = by.inverse == 0.0f ? zero() : load_lanes(x, count) * broadcast(by.inverse);
-  store_int8(all, round_to_int(values));
-  __builtin_memcpy(to, all, static_cast<size_t>(count));
+  return round_to_int(values) + broadcast(128);
+}
+
+// Up to four tokens, from `place` on among the `group` that lie together. Other workers may write the others meanwhile.
+OCTAVO_INLINE void write_values(const float* const* from, const Quantizer* by, int count, int place, int group,
+                                int head_size, uint8_t* to) {
+  for (int d = 0; d < head_size; d += 16) {
+    const int lanes = head_size - d < 16 ? head_size - d : 16;
+    int8_t integers[4][16];
+    if (count == 4 && lanes == 16) {
+      i32x16 four = quantize(from[0] + d, 16, by[0]);
+#pragma GCC unroll 3
+      for (int i = 1; i < 4; ++i) four = four + (quantize(from[i] + d, 16, by[i]) << 8 * i);
+      store(reinterpret_cast<int32_t*>(to + 4 * d), four);
+      continue;
+    }
+    for (int i = 0; i < count; ++i) {
+      store_low_bytes(integers[i], quantize(from[i] + d, lanes, by[i]));
+      for (int j = 0; j < lanes; ++j) to[group * (d + j) + place + i] = static_cast<uint8_t>(integers[i][j]);
+    }
+  }
 }
 
 OCTAVO_INLINE void write_run(const View& k, const View& v, int64_t row, int count, int kv_head, int head_size,
-                             int block_size, int slot, int8_t* head) {
-  float* key_scales = reinterpret_cast<float*>(head) - 2 * block_size + slot;
+                             int block_size, int slot, uint8_t* head) {
+  float* key_scales = reinterpret_cast<float*>(head) - 2 * block_size;
   float* value_scales = key_scales + block_size;
-  int8_t* values = head + (int64_t{block_size} + slot) * head_size;
-  const int column = kv_head * head_size, piece = kv_piece(block_size);
-  each_piece(head, head_size, block_size, slot, count, [&](int first, int tokens, int8_t* to) {
-    for (int i = first; i < first + tokens; ++i) {
-      const float* key = k.data + (row + i) * k.ld + column;
-      const float* value = v.data + (row + i) * v.ld + column;
-      const Quantizer of_key = quantizer_of(key, head_size), of_value = quantizer_of(value, head_size);
-      key_scales[i] = of_key.scale;
-      value_scales[i] = of_value.scale;
-      for (int d = 0; d < head_size; d += 16) {
-        const int lanes = head_size - d < 16 ? head_size - d : 16;
-        int8_t integers[16];
-        quantize(key + d, lanes, of_key, integers);
-        for (int j = 0; j < lanes; ++j) to[int64_t{d + j} * piece + i - first] = integers[j];
-        quantize(value + d, lanes, of_value, values + int64_t{i} * head_size + d);
-      }
+  const int column = kv_head * head_size, piece = kv_piece(block_size), group = kv_value_group(block_size);
+  for (int i = 0; i < count; ++i) {
+    const float* key = k.data + (row + i) * k.ld + column;
+    const Quantizer by = quantizer_of(key, head_size);
+    const int within = (slot + i) % piece;
+    key_scales[slot + i] = by.scale;
+    uint8_t* to = head + int64_t{slot + i - within} * head_size + 4 * within;
+    for (int d = 0; d < head_size; d += 16) {
+      int8_t integers[16];
+      const int lanes = head_size - d < 16 ? head_size - d : 16;
+      store_low_bytes(integers, quantize(key + d, lanes, by));
+      for (int j = 0; j < lanes; j += 4) __builtin_memcpy(to + (d + j) * piece, integers + j, 4);
     }
-  });
+  }
+  for (int i = 0; i < count;) {
+    const int place = (slot + i) % group, tokens = count - i < group - place ? count - i : group - place;
+    const float* values[4];
+    Quantizer by[4];
+    for (int j = 0; j < tokens; ++j) {
+      values[j] = v.data + (row + i + j) * v.ld + column;
+      by[j] = quantizer_of(values[j], head_size);
+      value_scales[slot + i + j] = by[j].scale;
+    }
+    write_values(values, by, tokens, place, group, head_size, head + int64_t{block_size + slot + i - place} * head_size);
+    i += tokens;
+  }
 }
 
 // Rows that follow one another in one block, from `row` on. `head` is K of the block and one kv head.
@@ -136,8 +164,10 @@ OCTAVO_INLINE void prefetch_run(const Run<T>& run, const KVStore& kv) {
   each_piece(run.head, kv.head_size, kv.block_size, run.slot, count, [&](int, int, T* to) {
     for (int64_t i = 0; i < int64_t{kv.head_size} * piece; i += piece < line ? line : piece) prefetch_write(to + i);
   });
-  const T* values = run.head + (int64_t{kv.block_size} + run.slot) * kv.head_size;
-  for (int64_t i = 0; i < int64_t{count} * kv.head_size; i += line) prefetch_write(values + i);
+  const int group = sizeof(T) == 1 ? kv_value_group(kv.block_size) : 1;
+  const int first = run.slot / group * group, end = (run.slot + count + group - 1) / group * group;
+  const T* values = run.head + (int64_t{kv.block_size} + first) * kv.head_size;
+  for (int64_t i = 0; i < int64_t{end - first} * kv.head_size; i += line) prefetch_write(values + i);
 }
 
 // Rows [begin, end) of one kv head; `seq` is the sequence of row `begin`.
@@ -169,7 +199,7 @@ static void write_kv(const View& k, const View& v, const KVStore& kv, const Batc
     const int64_t begin = (units.begin - h + heads - 1) / heads, end = (units.end - h + heads - 1) / heads;
     if (begin >= end) continue;
     if (kv.type == KVType::i8) {
-      write_head<int8_t>(k, v, kv, b, h, begin, end, seq);
+      write_head<uint8_t>(k, v, kv, b, h, begin, end, seq);
     } else if (kv.type == KVType::f16) {
       write_head<uint16_t>(k, v, kv, b, h, begin, end, seq);
     } else {

@@ -1,11 +1,11 @@
 """How much rounding changes the model's predictions: KL(exact ‖ rounded) in nats a token.
 
     python tools/kl.py [--model NAME] [--backend native] [--text story,talk] [--limit 0.012]
-                       [--weight-dtype int8] [--kv-cache-dtype fp16]
+                       [--weight-dtype int8] [--kv-cache-dtype auto]
 
 Both modes read the texts of tests/golden/eval_text.txt.gz through the same backend and the paged cache. The
-exact mode has float32 weights, keys and values; the rounded one has int8 weights and an fp16 cache, as the
-engine pairs them, unless the options say otherwise. For each text it prints the mean KL, how often both modes
+exact mode has float32 weights, keys and values; the rounded one has int8 weights and the cache that the engine
+pairs them with, unless the options say otherwise. For each text it prints the mean KL, how often both modes
 agree on the most likely token, and the perplexity of each. It exits with 1 when the mean over all tokens is
 above the limit.
 """
@@ -20,7 +20,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +36,9 @@ from octavo.backends.ops import (
     StepInputs,
     WeightDtype,
 )
-from octavo.config import DEFAULT_MODEL
+from octavo.config import DEFAULT_MODEL, EngineConfig
 from octavo.core.kv_groups import group_layers
+from octavo.engine.memory import resolve_kv_dtype
 from octavo.models.registry import build_model
 from octavo.weights import hub
 from octavo.weights.checkpoint import Checkpoint
@@ -46,9 +47,10 @@ from octavo.weights.loader import open_checkpoint
 TEXTS = Path(__file__).parents[1] / "tests" / "golden" / "eval_text.txt.gz"
 CHUNK = 128  # tokens a step, and logit rows at a time
 BLOCK_SIZE = 16
-Mode = tuple[WeightDtype, KVDtype]
+KVChoice = KVDtype | Literal["auto"]
+Mode = tuple[WeightDtype, KVChoice]
 EXACT: Mode = ("float32", "fp32")
-ROUNDED: Mode = ("int8", "fp16")
+ROUNDED: Mode = ("int8", "auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +99,12 @@ class Reader:
 
 
 def compile_mode(
-    checkpoint: Checkpoint, backend: Backend, weight_dtype: WeightDtype, kv_dtype: KVDtype, max_len: int
+    checkpoint: Checkpoint, backend: Backend, weight_dtype: WeightDtype, kv_choice: KVChoice, max_len: int
 ) -> Reader:
     model = build_model(checkpoint.config, checkpoint, backend, weight_dtype)
     num_blocks = -(-max_len // BLOCK_SIZE)
     layout = group_layers(model.kv_specs())
+    kv_dtype = resolve_kv_dtype(EngineConfig(weight_dtype=weight_dtype, kv_cache_dtype=kv_choice), layout)
     ids = np.arange(len(layout.groups) * num_blocks, dtype=np.int32).reshape(-1, 1, num_blocks)
     cache = KVCacheConfig(layout, ids.size, BLOCK_SIZE, kv_dtype)
     return Reader(backend.compile(model, cache, Limits(CHUNK, 1, 1, num_blocks, CHUNK)), tuple(ids))
@@ -169,7 +172,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--text", help="names of the texts, separated by commas (default: all)")
     parser.add_argument("--limit", type=float, default=0.012, help="highest mean KL allowed, nats a token")
     parser.add_argument("--weight-dtype", choices=get_args(WeightDtype), default=ROUNDED[0])
-    parser.add_argument("--kv-cache-dtype", choices=get_args(KVDtype), default=ROUNDED[1])
+    parser.add_argument("--kv-cache-dtype", choices=["auto", *get_args(KVDtype)], default=ROUNDED[1])
     args = parser.parse_args()
     texts = read_texts()
     args.names = args.text.split(",") if args.text else list(texts)

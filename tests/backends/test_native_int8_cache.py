@@ -21,7 +21,8 @@ def int32(*values: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("isa", _native.available_isas())
-def test_int8_blocks_hold_the_integers_and_scales_of_the_specification(function_model, isa):
+@pytest.mark.parametrize("block_size", [3, BLOCK_SIZE, 6])
+def test_int8_blocks_hold_the_integers_and_scales_of_the_specification(function_model, isa, block_size):
     """Two kv heads of 24 columns, which end within a register; zeros, a NaN and values too small for a scale."""
     spec, num_tokens = FullAttentionSpec(2, 24), 6
     table = np.random.default_rng(0).standard_normal((num_tokens, 96)).astype(np.float32)
@@ -29,7 +30,7 @@ def test_int8_blocks_hold_the_integers_and_scales_of_the_specification(function_
     ids = np.arange(num_tokens, dtype=np.int32)
     blocks = np.array([[5, 2, 0, 0, 0]], np.int32)
     step = StepInputs(ids, ids, int32(0, 6), int32(6), int32(0), (blocks,))
-    cache = KVCacheConfig(group_layers([spec]), NUM_BLOCKS, BLOCK_SIZE, "int8")
+    cache = KVCacheConfig(group_layers([spec]), NUM_BLOCKS, block_size, "int8")
     heads = []
     for backend in (NativeBackend(2, isa), NumpyBackend()):
         embedding = backend.embedding(table, "float32")
@@ -42,22 +43,25 @@ def test_int8_blocks_hold_the_integers_and_scales_of_the_specification(function_
         runner = backend.compile(function_model(forward), cache, LIMITS)
         runner.forward(step)
         heads.append(np.stack([runner.read_block(b) for b in (5, 2)]))
-    vectors = 2 * BLOCK_SIZE  # of a head in a block
+    vectors = 2 * block_size  # of a head in a block
     assert heads[0].shape == heads[1].shape == (2, 2 * vectors * (24 + 4))
-    native = heads[0].reshape(2, 2, -1)  # [blocks, K, scales, K transposed and V of a head]
-    scales = np.ascontiguousarray(native[..., : 4 * vectors]).view(np.float32).reshape(2, 2, 2, BLOCK_SIZE)
-    keys, values = np.split(native[..., 4 * vectors :].view(np.int8), 2, axis=2)
-    keys = keys.reshape(2, 2, 24, BLOCK_SIZE).swapaxes(2, 3)  # [blocks, K, B, D]
-    values = values.reshape(2, 2, BLOCK_SIZE, 24)
+    native = heads[0].reshape(2, 2, -1)  # [blocks, K, scales, K by 4 columns, V by 4 tokens]
+    scales = np.ascontiguousarray(native[..., : 4 * vectors]).view(np.float32).reshape(2, 2, 2, block_size)
+    keys, values = np.split(native[..., 4 * vectors :], 2, axis=2)
+    keys = keys.reshape(2, 2, 6, block_size, 4).transpose(0, 1, 3, 2, 4).reshape(2, 2, block_size, 24)
+    group = 4 if block_size % 4 == 0 else 1
+    values = values.reshape(2, 2, block_size // group, 24, group).swapaxes(3, 4).reshape(2, 2, block_size, 24)
     wanted_scales = np.ascontiguousarray(heads[1][:, : 8 * vectors]).view(np.float32)
-    wanted_scales = wanted_scales.reshape(2, 2, 2, BLOCK_SIZE)  # [blocks, k or v, K, B]
-    wanted = heads[1][:, 8 * vectors :].view(np.int8).reshape(2, 2, 2, BLOCK_SIZE, 24)
+    wanted_scales = wanted_scales.reshape(2, 2, 2, block_size)  # [blocks, k or v, K, B]
+    wanted = heads[1][:, 8 * vectors :].view(np.int8).reshape(2, 2, 2, block_size, 24)
     np.testing.assert_array_equal(scales.swapaxes(1, 2), wanted_scales)
-    np.testing.assert_array_equal(keys, wanted[:, 0])
-    np.testing.assert_array_equal(values, wanted[:, 1])
-    assert scales[0, 0, 0, 1] == scales[0, 0, 1, 3] == 0.0  # [blocks, K, k or v, B]
+    token = np.arange(2 * block_size).reshape(2, 1, block_size, 1)
+    np.testing.assert_array_equal(np.where(token < num_tokens, keys ^ 128, 0).view(np.int8), wanted[:, 0])
+    np.testing.assert_array_equal(np.where(token < num_tokens, values ^ 128, 0).view(np.int8), wanted[:, 1])
+    block, slot = divmod(3, block_size)
+    assert scales[0, 0, 0, 1] == scales[block, 0, 1, slot] == 0.0  # [blocks, K, k or v, B]
     assert np.isnan(scales[0, 1, 0, 2])
-    assert np.abs(keys).max() == 127
+    assert (keys.max(), keys[keys > 0].min()) == (255, 1)  # 127 and -127
 
 
 def test_nan_fills_every_scale_of_an_int8_block_and_its_bytes_can_be_restored(function_model):

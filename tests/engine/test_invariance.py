@@ -196,7 +196,7 @@ def quantised_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("make", BACKENDS)
 def test_weights_as_stored_keep_the_promise(baseline, quantised_path, make, shape):
     result, engine = serve(quantised_path, make(), PROMPTS, 12, weight_dtype="native", **shape)
-    assert result == baseline(str(quantised_path), make, "native", "fp16")
+    assert result == baseline(str(quantised_path), make, "native", "int8")
     if "num_blocks_override" in shape:
         assert engine.scheduler.counters.num_preemptions > 0
 
@@ -205,7 +205,7 @@ def test_weights_as_stored_keep_the_promise(baseline, quantised_path, make, shap
 def test_number_of_threads_changes_no_bit_of_weights_as_stored(baseline, quantised_path, num_threads):
     backend = NativeBackend(num_threads=num_threads)
     result, _ = serve(quantised_path, backend, PROMPTS, 12, weight_dtype="native")
-    assert result == baseline(str(quantised_path), NativeBackend, "native", "fp16")
+    assert result == baseline(str(quantised_path), NativeBackend, "native", "int8")
 
 
 @pytest.mark.parametrize("model", ["gemma3", "mistral_window", "qwen2", "qwen3", "llama_yarn"])
@@ -277,7 +277,7 @@ def test_number_of_threads_changes_no_bit(baseline, num_threads, kv):
 
 @pytest.mark.model
 @pytest.mark.parametrize(
-    ("dtype", "kv"), [("float32", "fp32"), ("int8", "fp16"), ("int8", "int8"), ("native", "fp16")]
+    ("dtype", "kv"), [("float32", "fp32"), ("int8", "fp16"), ("int8", "int8"), ("native", "int8")]
 )
 def test_smollm2_alone_in_a_crowd_in_chunks_and_preempted(default_model_path, dtype, kv):
     """Batch of 1 and of 32, chunks, odd blocks; and a pool in which all but the first are preempted."""

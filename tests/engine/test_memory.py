@@ -6,7 +6,7 @@ import pytest
 
 from octavo.config import EngineConfig
 from octavo.core.kv_groups import group_layers
-from octavo.core.kv_spec import FullAttentionSpec, SlidingWindowSpec
+from octavo.core.kv_spec import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 from octavo.engine import memory
 from octavo.errors import ConfigError
 
@@ -14,9 +14,9 @@ SMOLLM = group_layers([FullAttentionSpec(num_kv_heads=3, head_size=64)] * 30)
 MIB = 1 << 20
 
 
-def plan(**options):
-    config = dataclasses.replace(EngineConfig(), **options)
-    return memory.plan_memory(config, SMOLLM, max_model_len=2048, weight_bytes=200 * MIB)
+def plan(layout=SMOLLM, kv_cache_dtype="fp16", **options):
+    config = dataclasses.replace(EngineConfig(), kv_cache_dtype=kv_cache_dtype, **options)
+    return memory.plan_memory(config, layout, max_model_len=2048, weight_bytes=200 * MIB)
 
 
 def test_block_of_smollm2_in_bytes():
@@ -55,14 +55,31 @@ def test_default_never_takes_more_than_full_length_sequences_could_fill(monkeypa
 @pytest.mark.parametrize(
     ("weights", "asked", "expected"),
     [
-        ("int8", "auto", "fp16"),
+        ("int8", "auto", "int8"),
+        ("native", "auto", "int8"),
+        ("auto", "auto", "int8"),
         ("float32", "auto", "fp32"),
         ("float32", "fp16", "fp16"),
+        ("int8", "fp16", "fp16"),
         ("int8", "int8", "int8"),
     ],
 )
 def test_kv_dtype_follows_the_weights_unless_asked(weights, asked, expected):
     assert plan(weight_dtype=weights, kv_cache_dtype=asked, num_blocks_override=1).kv_dtype == expected
+
+
+@pytest.mark.parametrize(
+    ("specs", "expected"),
+    [
+        ([FullAttentionSpec(2, 64), SlidingWindowSpec(2, 64, 512)], "int8"),
+        ([FullAttentionSpec(2, 64), SlidingWindowSpec(2, 72, 512)], "fp16"),
+        ([FullAttentionSpec(1, 256)], "fp16"),
+        ([FullAttentionSpec(2, 64), MambaSpec(100, 1000)], "int8"),
+        ([MambaSpec(100, 1000)], "int8"),
+    ],
+)
+def test_keys_of_more_than_64_numbers_stay_in_fp16(specs, expected):
+    assert plan(group_layers(specs), "auto", num_blocks_override=1).kv_dtype == expected
 
 
 def test_memory_smaller_than_a_block_is_refused():

@@ -110,7 +110,7 @@ KVCacheDtypeOption = Annotated[
     KVCacheDtype,
     typer.Option(
         "--kv-cache-dtype",
-        help="Numbers in the KV cache; auto is fp16 with int8 weights, else fp32; int8 is about half of fp16.",
+        help="Numbers in the KV cache; auto is fp32 with float32 weights, else int8, or fp16 if heads exceed 64.",
         rich_help_panel=_ENGINE,
     ),
 ]

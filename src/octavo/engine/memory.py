@@ -13,10 +13,12 @@ from pathlib import Path
 from octavo.backends.ops import KVDtype
 from octavo.config import EngineConfig
 from octavo.core.kv_groups import KVLayout
-from octavo.core.kv_spec import KV_FORMATS
+from octavo.core.kv_spec import KV_FORMATS, FullAttentionSpec, SlidingWindowSpec
 from octavo.errors import ConfigError
 
 FREE_SHARE = 0.25  # of available memory, when --kv-cache-memory is not given
+# Numbers of a head, which share a scale: up to so many, int8 costs less than 0.001 nats a token (tools/kl.py).
+INT8_HEAD = 64
 MIB = 1 << 20
 
 
@@ -60,10 +62,15 @@ class MemoryPlan:
         return lines
 
 
-def resolve_kv_dtype(config: EngineConfig) -> KVDtype:
+def resolve_kv_dtype(config: EngineConfig, layout: KVLayout) -> KVDtype:
+    """What was asked for; auto is fp32 beside exact weights, int8 where that is close, fp16 elsewhere."""
     if config.kv_cache_dtype != "auto":
         return config.kv_cache_dtype
-    return "fp32" if config.weight_dtype == "float32" else "fp16"
+    if config.weight_dtype == "float32":
+        return "fp32"
+    keyed = FullAttentionSpec | SlidingWindowSpec
+    heads = (group.spec.head_size for group in layout.groups if isinstance(group.spec, keyed))
+    return "int8" if max(heads, default=0) <= INT8_HEAD else "fp16"
 
 
 def resolve_max_model_len(config: EngineConfig, trained: int) -> int:
@@ -80,7 +87,7 @@ def resolve_max_model_len(config: EngineConfig, trained: int) -> int:
 
 def plan_memory(config: EngineConfig, layout: KVLayout, max_model_len: int, weight_bytes: int) -> MemoryPlan:
     """Size the pool. Raises ConfigError when not even one block fits."""
-    kv_dtype = resolve_kv_dtype(config)
+    kv_dtype = resolve_kv_dtype(config, layout)
     block_bytes = layout.bytes_per_block(config.block_size, KV_FORMATS[kv_dtype])
 
     def blocks_for(num_tokens: int) -> int:

@@ -1,0 +1,205 @@
+// The inner loops of paged attention on int8 keys and values: as attention_tiles.inl, in whole numbers.
+//
+// What meets the stored integers is rounded to whole numbers too, of 15 bits and a sign: a query vector, and of one span
+// the weights p(t) * scale of v(t). Each is 254 * high + low with two digits within [-127, 127], so that the dot product
+// of bytes does the work. For one query vector and one span
+//     score(t)  is scale of k(t) * scale of q * (254 * high . k(t) + low . k(t)); maximum and sum then as for floats
+//     acc(d)    is scale of the weights * (254 * sum of high(t) * v(t, d) + sum of low(t) * v(t, d))
+// The sums are exact. Tokens a query may not see have digits 0; their scales never enter an operation.
+
+constexpr int kByteVectors = 3;  // query vectors of a tile
+constexpr int kByteSums = 2 * kByteVectors * kParts;  // registers that they take for each chunk
+constexpr int kByteChunks = kRegisters * 3 / 4 > kByteSums ? kRegisters * 3 / 4 / kByteSums : 1;
+constexpr int kDigitBase = 254;
+constexpr float kDigitLimit = 127 * kDigitBase + 126;  // the next would be rounded to a high digit of 128
+
+// Numbers in two digits, times `scale`. NaN where one of the numbers is not finite; their digits are then 0.
+struct Digits {
+  float scale;
+  int32_t high, low;  // sums of the digits, times what was added to the stored integers
+};
+
+// What to multiply numbers with, given their largest magnitude and a sum that is 0 or, where one is not finite, NaN.
+struct DigitScale {
+  float inverse, scale;
+
+  OCTAVO_INLINE DigitScale(float largest, float poison) {
+    constexpr float kTiny = kDigitLimit * 1.17549435e-38f;  // below, the scale would be subnormal and so imprecise
+    const bool is_plain = poison == 0.0f && largest >= kTiny;
+    scale = poison != 0.0f ? poison : is_plain ? largest / kDigitLimit : 0.0f;
+    inverse = is_plain ? kDigitLimit / largest : 0.0f;
+  }
+};
+
+// Writes numbers in digits, 16 at a time.
+class DigitWriter {
+ public:
+  OCTAVO_INLINE explicit DigitWriter(DigitScale by) : by_(by), high_(broadcast(0)), low_(broadcast(0)) {}
+
+  OCTAVO_INLINE void write(f32x16 x, int8_t* high, int8_t* low) {
+    if (by_.inverse == 0.0f) x = zero();  // may be NaN
+    x = x * broadcast(by_.inverse);
+    const f32x16 upper = round_in_place(x * broadcast(1.0f / kDigitBase));
+    const f32x16 lower = round_in_place(fma(upper - round_magic(), broadcast(-float{kDigitBase}), x));
+    store_low_bytes(high, bits_of(upper));
+    store_low_bytes(low, bits_of(lower));
+    high_ = high_ + (bits_of(upper) - bits_of(round_magic()));
+    low_ = low_ + (bits_of(lower) - bits_of(round_magic()));
+  }
+  OCTAVO_INLINE Digits digits() const {
+    constexpr int32_t kAdded = 128 - kByteShift;
+    return {by_.scale, kAdded * reduce_add(high_), kAdded * reduce_add(low_)};
+  }
+
+ private:
+  DigitScale by_;
+  i32x16 high_, low_;
+};
+
+// The digits of `count` numbers, then zeros up to a multiple of 16.
+OCTAVO_INLINE Digits to_digits(const float* x, int count, int8_t* high, int8_t* low) {
+  f32x16 largest = zero(), poison = zero();
+  for (int i = 0; i < count; i += 16) {
+    const f32x16 values = load_lanes(x + i, count - i < 16 ? count - i : 16);
+    largest = max(largest, abs(values));
+    poison = poison + (values - values);
+  }
+  DigitWriter writer(DigitScale(reduce_max(largest), reduce_add(poison)));
+  for (int i = 0; i < count; i += 16) {
+    writer.write(load_lanes(x + i, count - i < 16 ? count - i : 16), high + i, low + i);
+  }
+  return writer.digits();
+}
+
+// Softmax of the visible scores as softmax_span, then the digits of p(t) * scales[t] for the visible t, and of 0 for the
+// others in the vectors of 16 that hold a token of `some`.
+OCTAVO_INLINE Digits weigh(float* scores, const float* scales, Span visible, Span some, float softcap, int8_t* high,
+                           int8_t* low, float* m, float* l) {
+  f32x16 largest = zero(), sum = zero();
+  softmax_span(scores, visible, softcap, m, l, [&](int t, f32x16 p, bool is_edge) __attribute__((always_inline)) {
+    f32x16 x = p * load(scales + t);
+    if (is_edge) x = select_less(zero(), p, x, zero());  // scales of what it does not see may be anything
+    store(scores + t, x);
+    largest = max(largest, x);
+    sum = sum + x;
+  });
+  const float total = reduce_add(sum);
+  DigitWriter writer(DigitScale(reduce_max(largest), total - total));
+  int t = some.begin / 16 * 16;
+  for (; t < visible.begin / 16 * 16; t += 16) writer.write(zero(), high + t, low + t);
+  for (; t < visible.end; t += 16) writer.write(load(scores + t), high + t, low + t);
+  for (; t < some.end; t += 16) writer.write(zero(), high + t, low + t);
+  return writer.digits();
+}
+
+OCTAVO_INLINE int32_t four_digits(const int8_t* digits) {
+  int32_t four;
+  __builtin_memcpy(&four, digits, sizeof four);
+  return four;
+}
+
+// Sums of digits times stored integers, for C vectors of 16 lanes.
+template <int C>
+struct DigitTile {
+  ivec high[C][kParts], low[C][kParts];
+
+  OCTAVO_INLINE void clear() {
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      OCTAVO_EACH high[c][i] = low[c][i] = ivec{};
+    }
+  }
+  OCTAVO_INLINE void add(const uvec (&bytes)[C][kParts], const int8_t* digits, int64_t stride) {
+    const int32_t upper = four_digits(digits), lower = four_digits(digits + stride);
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      OCTAVO_EACH high[c][i] = dot4_part(high[c][i], bytes[c][i], upper);
+      OCTAVO_EACH low[c][i] = dot4_part(low[c][i], bytes[c][i], lower);
+    }
+  }
+  OCTAVO_INLINE f32x16 value(int c, const Digits& digits) const {
+    i32x16 upper, lower;
+    OCTAVO_EACH upper.v[i] = high[c][i] - digits.high;
+    OCTAVO_EACH lower.v[i] = low[c][i] - digits.low;
+    return fma(broadcast(float{kDigitBase}), to_float(upper), to_float(lower));
+  }
+};
+
+template <int C>
+OCTAVO_INLINE void load_bytes(const uint8_t* from, uvec (&to)[C][kParts], int64_t stride) {
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c) {
+    OCTAVO_EACH to[c][i] = shift_bytes(load_part(from + c * stride + 4 * kWidth * i));
+  }
+}
+
+// scores[m][token] = q[m] . k for M query vectors and C chunks. `digits` are the high ones of the first vector, the low
+// ones `low_stride` further, the next vector `stride` further. The rest as score_chunks.
+template <int M, int C, bool kAhead>
+OCTAVO_INLINE void score_bytes(const int8_t* digits, int64_t stride, int64_t low_stride, const Digits* q, int head_size,
+                               const Chunk<uint8_t>* chunks, int64_t piece, const Target<uint8_t>* ahead,
+                               float* scores) {
+  DigitTile<C> sum[M];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) sum[m].clear();
+  const uint8_t* keys[C];
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c) keys[c] = chunks[c].keys;
+  constexpr int parts = kAhead ? C : 1;
+  const int steps = head_size / 4;
+  for (int part = 0, step = 0; part < parts; ++part) {
+    const uint8_t* asked = ahead[part].elements;
+    if (kAhead) prefetch_l2(ahead[part].scales);
+    for (const int end = steps * (part + 1) / parts; step < end; ++step, asked += 64 * C) {
+      if (kAhead) prefetch_elements(asked, 64 * C);
+      uvec k[C][kParts];
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+        OCTAVO_EACH k[c][i] = shift_bytes(load_part(keys[c] + step * 4 * piece + 4 * kWidth * i));
+      }
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) sum[m].add(k, digits + m * stride + 4 * step, low_stride);
+    }
+  }
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c) {
+    const f32x16 scale = load(chunks[c].scales);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      store(scores + m * kScoreStride + chunks[c].begin, sum[m].value(c, q[m]) * scale * broadcast(q[m].scale));
+    }
+  }
+}
+
+// acc[m][16 c + lane] = sum over the tokens of `some` of weight(m, t) * v, for M query vectors and C vectors of columns
+// from `column` on. Digits are [M][2][kSpan]. While chunk i is read, ahead[i] is asked for.
+template <int M, int C, bool kAhead>
+OCTAVO_INLINE void mix_bytes(const int8_t* digits, const Digits* weights, const Chunk<uint8_t>* chunks, int num_chunks,
+                             Span some, int head_size, int column, const Target<uint8_t>* ahead, float* acc,
+                             int acc_stride) {
+  DigitTile<C> sum[M];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) sum[m].clear();
+  for (int i = 0; i < num_chunks; ++i) {
+    const Chunk<uint8_t>& chunk = chunks[i];
+    const int begin = chunk.begin > some.begin ? chunk.begin : some.begin / 4 * 4;
+    const int end = chunk.end < some.end ? chunk.end : some.end;
+    const int64_t skipped = int64_t{begin - chunk.begin} * head_size + 4 * column;
+    const uint8_t *v = chunk.values + skipped, *asked = ahead[i].elements + skipped;
+    if (kAhead) prefetch_l2(ahead[i].scales);
+    for (int t = begin; t < end; t += 4, v += 4 * head_size, asked += 4 * head_size) {
+      if (kAhead) prefetch_elements(asked, 64 * C);
+      uvec values[C][kParts];
+      load_bytes(v, values, 64);
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) sum[m].add(values, digits + m * 2 * kSpan + t, kSpan);
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      store(acc + m * acc_stride + column + 16 * c, sum[m].value(c, weights[m]) * broadcast(weights[m].scale));
+    }
+  }
+}
