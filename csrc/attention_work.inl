@@ -1,22 +1,26 @@
 // How the work of paged attention is cut into items and divided among workers.
 //
-// An item is one sequence, one kv head and up to kItemVectors of the query vectors that read it (a query vector is
-// one row of one query head). Items go to workers in contiguous shares of equal cost. Where one item is a large part
-// of all the work, its spans are divided. Each worker computes the division for itself; it never shows in a result.
+// An item is one sequence, one kv head or all, and up to kItemVectors of the query vectors that read them (a query vector
+// is one row of one query head). Items go to workers in contiguous shares of equal cost. Where one item is a large part of
+// all the work, its spans are divided. Each worker computes the division for itself; it never shows in a result.
 
 constexpr int kItemVectors = 8 * kTileVectors;
 constexpr int kSpanOverhead = 32;  // cost of starting a tile on a span, in tokens
 constexpr int kSmallItem = 8;      // an item below 1/kSmallItem of a worker's share is never divided
 
-// Query vectors [begin, end) of one sequence and kv head: vector v is row v / G, query head v % G of the group.
+// Query vectors [begin, end) of one sequence and each of a few kv heads: vector v of a head is row v / G, query head
+// v % G of the group.
 struct Item {
-  int seq, kv_head, begin, end;
+  int seq, kv_head, num_heads, begin, end;
   int first_token, last_token;  // the union of what its vectors see is [first_token, last_token]
   int64_t cost;
 
+  int num_per_head() const { return end - begin; }
+  int num_vectors() const { return num_heads * num_per_head(); }
+  int vector_of_head(int vector) const { return begin + vector % num_per_head(); }
   int first_span() const { return first_token / kSpan; }
   int end_span() const { return last_token / kSpan + 1; }
-  int num_tiles() const { return (end - begin + kTileVectors - 1) / kTileVectors; }
+  int num_tiles() const { return num_heads * ((end - begin + kTileVectors - 1) / kTileVectors); }
   int64_t span_cost(int span) const {
     const int begin_token = span * kSpan > first_token ? span * kSpan : first_token;
     const int end_token = (span + 1) * kSpan - 1 < last_token ? (span + 1) * kSpan : last_token + 1;
@@ -24,15 +28,15 @@ struct Item {
   }
 };
 
-// Calls body(item) for the items of a sequence and one kv head.
+// Calls body(item) for the items of a sequence and `num_heads` kv heads from `kv_head` on.
 template <class Body>
-OCTAVO_INLINE void each_item(const Batch& b, const Attention& a, int group_size, int seq, int kv_head,
+OCTAVO_INLINE void each_item(const Batch& b, const Attention& a, int group_size, int seq, int kv_head, int num_heads,
                              const Body& body) {
-  const int row = b.query_starts[seq];
+  const int row = b.query_starts[seq], most = kItemVectors / num_heads;
   const int vectors = (b.query_starts[seq + 1] - row) * group_size;
-  for (int begin = 0; begin < vectors; begin += kItemVectors) {
-    const int end = begin + kItemVectors < vectors ? begin + kItemVectors : vectors;
-    Item item{seq, kv_head, begin, end, 0, b.positions[row + (end - 1) / group_size], 0};
+  for (int begin = 0; begin < vectors; begin += most) {
+    const int end = begin + most < vectors ? begin + most : vectors;
+    Item item{seq, kv_head, num_heads, begin, end, 0, b.positions[row + (end - 1) / group_size], 0};
     item.first_token = first_visible(b.positions[row + begin / group_size], a.window);
     const int tokens = item.last_token + 1 - item.first_token;
     item.cost = int64_t{item.num_tiles()} * (tokens + (item.end_span() - item.first_span()) * kSpanOverhead);
@@ -67,8 +71,9 @@ class Division {
       const bool is_mine = seq_end > seq_begin && first <= w_.id && w_.id <= last;
       if (is_mine || first != last) {
         int64_t begin = seq_begin;
-        for (int h = 0; h < kv_heads_; ++h) {
-          each_item(b_, a_, group_size_, s, h, [&](const Item& item) {
+        const int num_heads = heads_of_item(s, seq_end - seq_begin);
+        for (int h = 0; h < kv_heads_; h += num_heads) {
+          each_item(b_, a_, group_size_, s, h, num_heads, [&](const Item& item) {
             const Part part = part_of(item, begin);
             any_divided |= part.is_divided;
             if (part.begin_span < part.end_span) body(part);
@@ -89,8 +94,9 @@ class Division {
       const int64_t seq_end = seq_begin + seq_cost(s);
       if (seq_end > seq_begin && owner(seq_begin) != owner(seq_end - 1)) {
         int64_t begin = seq_begin;
-        for (int h = 0; h < kv_heads_; ++h) {
-          each_item(b_, a_, group_size_, s, h, [&](const Item& item) {
+        const int num_heads = heads_of_item(s, seq_end - seq_begin);
+        for (int h = 0; h < kv_heads_; h += num_heads) {
+          each_item(b_, a_, group_size_, s, h, num_heads, [&](const Item& item) {
             const Part part = part_of(item, begin);
             if (part.is_divided) body(item, part.first_owner);
             begin += item.cost;
@@ -104,8 +110,15 @@ class Division {
  private:
   int64_t seq_cost(int seq) const {
     int64_t cost = 0;
-    each_item(b_, a_, group_size_, seq, 0, [&](const Item& item) { cost += item.cost; });
+    each_item(b_, a_, group_size_, seq, 0, 1, [&](const Item& item) { cost += item.cost; });
     return cost * kv_heads_;
+  }
+
+  // All kv heads at once where there are few vectors, as in decoding: they lie side by side in each block, and what the
+  // processor fetches unasked beyond one is the next. But not where that leaves too few items to share out.
+  int heads_of_item(int seq, int64_t cost) const {
+    const int vectors = (b_.query_starts[seq + 1] - b_.query_starts[seq]) * group_size_;
+    return vectors * kv_heads_ <= kItemVectors && 2 * cost * w_.count <= total_ ? kv_heads_ : 1;
   }
 
   int owner(int64_t cost) const { return static_cast<int>(cost * w_.count / total_); }

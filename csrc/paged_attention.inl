@@ -63,20 +63,21 @@ class AttentionRun {
   void run(const Part& part, const Part* next) {
     const Item& item = part.item;
     load_queries(item);
-    list_span(item, part.begin_span, &spans_listed_[0]);
-    for (int span = part.begin_span; span < part.end_span; ++span) {
-      SpanList& current = spans_listed_[(span - part.begin_span) % 2];
-      SpanList& following = spans_listed_[(span - part.begin_span + 1) % 2];
+    const int count = (part.end_span - part.begin_span) * item.num_heads;  // each head of a span, then the next span
+    list_span(item, 0, part.begin_span, &spans_listed_[0]);
+    for (int i = 0; i < count; ++i) {
+      SpanList &current = spans_listed_[i % 2], &following = spans_listed_[(i + 1) % 2];
       following.count = 0;
-      if (span + 1 < part.end_span) {
-        list_span(item, span + 1, &following);
+      if (i + 1 < count) {
+        list_span(item, (i + 1) % item.num_heads, part.begin_span + (i + 1) / item.num_heads, &following);
       } else if (next) {
-        list_span(next->item, next->begin_span, &following);
+        list_span(next->item, 0, next->begin_span, &following);
       }
       list_targets(current, following);
-      run_span(item, current, [&](int vector, const float* result) {
-        float* joined = part.is_divided ? divided_record(item, part.first_owner, span, vector)
-                                        : joined_ + int64_t{vector - item.begin} * record_;
+      const int span = part.begin_span + i / item.num_heads;
+      run_span(item, i % item.num_heads, current, [&](int vector, const float* result) {
+        float* joined = part.is_divided ? divided_record(part.first_owner, span, vector)
+                                        : joined_ + int64_t{vector} * record_;
         if (part.is_divided || span == first_span(item, vector)) {
           copy_record(joined, result, kv_.head_size);
         } else {
@@ -85,41 +86,45 @@ class AttentionRun {
       });
     }
     if (part.is_divided) return;
-    for (int v = item.begin; v < item.end; ++v) finish(item, v, joined_ + int64_t{v - item.begin} * record_);
+    for (int v = 0; v < item.num_vectors(); ++v) finish(item, v, joined_ + int64_t{v} * record_);
   }
 
   // Joins the spans of one vector of a divided item.
   void merge(const Item& item, int first_owner, int vector) {
     const int first = first_span(item, vector), last = position(item, vector) / kSpan;
-    copy_record(joined_, divided_record(item, first_owner, first, vector), kv_.head_size);
+    copy_record(joined_, divided_record(first_owner, first, vector), kv_.head_size);
     for (int span = first + 1; span <= last; ++span) {
-      join(joined_, divided_record(item, first_owner, span, vector), kv_.head_size);
+      join(joined_, divided_record(first_owner, span, vector), kv_.head_size);
     }
     finish(item, vector, joined_);
   }
 
  private:
-  int64_t row(const Item& item, int vector) const { return b_.query_starts[item.seq] + vector / group_size_; }
+  // Vectors are counted through an item, head by head.
+  int64_t row(const Item& item, int vector) const {
+    return b_.query_starts[item.seq] + item.vector_of_head(vector) / group_size_;
+  }
   int position(const Item& item, int vector) const { return b_.positions[row(item, vector)]; }
   int first_span(const Item& item, int vector) const {
     return first_visible(position(item, vector), a_.window) / kSpan;
   }
   int64_t head_column(const Item& item, int vector) const {
-    return int64_t{item.kv_head * group_size_ + vector % group_size_} * kv_.head_size;
+    const int head = item.kv_head + vector / item.num_per_head();
+    return int64_t{head * group_size_ + item.vector_of_head(vector) % group_size_} * kv_.head_size;
   }
-  float* divided_record(const Item& item, int first_owner, int span, int vector) const {
-    return divided_ + ((first_owner * spans_ + span) * kItemVectors + (vector - item.begin)) * record_;
+  float* divided_record(int first_owner, int span, int vector) const {
+    return divided_ + ((first_owner * spans_ + span) * kItemVectors + vector) * record_;
   }
 
   // The item's queries side by side: in their own rows they lie far apart, often in the same set of the cache.
   void load_queries(const Item& item) {
-    for (int v = item.begin; v < item.end; ++v) {
+    for (int v = 0; v < item.num_vectors(); ++v) {
       const float* from = q_.data + row(item, v) * q_.ld + head_column(item, v);
-      float* to = queries_ + int64_t{v - item.begin} * width_;
+      float* to = queries_ + int64_t{v} * width_;
       if constexpr (kIsScaled<T>) {  // digits instead, the high ones first
         int8_t* digits = reinterpret_cast<int8_t*>(to);
-        query_digits_[v - item.begin] = to_digits(from, kv_.head_size, digits, digits + width_);
-        query_digits_[v - item.begin].scale *= a_.scale;
+        query_digits_[v] = to_digits(from, kv_.head_size, digits, digits + width_);
+        query_digits_[v].scale *= a_.scale;
         continue;
       }
       for (int d = 0; d < kv_.head_size; d += 16) {
@@ -136,8 +141,9 @@ class AttentionRun {
     Chunk<T> chunks[kSpan];
   };
 
-  void list_span(const Item& item, int span, SpanList* list) const {
-    const int64_t keys_begin = item.kv_head * kv_head_bytes(kv_.type, kv_.head_size, kv_.block_size) +
+  // `head` is counted from the item's first.
+  void list_span(const Item& item, int head, int span, SpanList* list) const {
+    const int64_t keys_begin = (item.kv_head + head) * kv_head_bytes(kv_.type, kv_.head_size, kv_.block_size) +
                                kv_scale_bytes(kv_.type, kv_.block_size);
     const HeadBlocks<T> blocks{b_.block_table + b_.table_rows[item.seq] * b_.max_blocks,
                                static_cast<const char*>(kv_.data) + keys_begin, kv_.block_bytes, kv_.block_size,
@@ -198,15 +204,16 @@ class AttentionRun {
     }
   }
 
-  // Computes every tile on one span and calls take(vector, result) for each vector that sees some of it.
+  // Computes every tile of one head on one span and calls take(vector, result) for each vector that sees some of it.
   template <class Take>
-  OCTAVO_INLINE void run_span(const Item& item, const SpanList& list, const Take& take) {
+  OCTAVO_INLINE void run_span(const Item& item, int head, const SpanList& list, const Take& take) {
     constexpr int tile = kIsScaled<T> ? kByteVectors : kTileVectors;
     if constexpr (kIsScaled<T>) load_values(list);
-    for (int v = item.begin; v < item.end; v += tile) {
-      const int count = item.end - v < tile ? item.end - v : tile;
+    const int begin = head * item.num_per_head(), end = begin + item.num_per_head();
+    for (int v = begin; v < end; v += tile) {
+      const int count = end - v < tile ? end - v : tile;
       with_constant<tile>(count, [&](auto m) {
-        if (v == item.begin) {
+        if (v == begin) {
           run_tile<m.value, true>(item, v, list);
         } else {
           run_tile<m.value, false>(item, v, list);
@@ -242,7 +249,7 @@ class AttentionRun {
     Span some, all;
     find_visible<M>(item, vector, list.origin, &some, &all);
     if (some.end == 0) return;
-    score<M, kAhead>(vector - item.begin, list, some);
+    score<M, kAhead>(vector, list, some);
     for (int m = 0; m < M; ++m) {
       float* record = result_ + m * record_;
       for (int i = 0; i < width_; i += 16) store(record + i, zero());
@@ -288,7 +295,6 @@ class AttentionRun {
                               result_ + m * record_, record_);
   }
 
-  // `vector` is counted from the item's first.
   template <int M, bool kAhead>
   OCTAVO_INLINE void score(int vector, const SpanList& list, Span some) {
     constexpr int chunks = kIsScaled<T> ? kByteChunks : kTileChunks;
@@ -381,7 +387,7 @@ static void merge_attention(const View& q, const KVStore& kv, const Batch& b, co
   AttentionRun<float> run(q, kv, b, a, out, scratch, w);  // results are float whatever is stored
   int next = 0;
   Division(b, a, kv.num_kv_heads, w).each_divided([&](const Item& item, int first_owner) {
-    for (int v = item.begin; v < item.end; ++v) {
+    for (int v = 0; v < item.num_vectors(); ++v) {
       if (next++ % w.count == w.id) run.merge(item, first_owner, v);
     }
   });
