@@ -125,14 +125,6 @@ struct DigitTile {
   }
 };
 
-template <int C>
-OCTAVO_INLINE void load_bytes(const uint8_t* from, uvec (&to)[C][kParts], int64_t stride) {
-#pragma GCC unroll 8
-  for (int c = 0; c < C; ++c) {
-    OCTAVO_EACH to[c][i] = shift_bytes(load_part(from + c * stride + 4 * kWidth * i));
-  }
-}
-
 // scores[m][token] = q[m] . k for M query vectors and C chunks. `digits` are the high ones of the first vector, the low
 // ones `low_stride` further, the next vector `stride` further. The rest as score_chunks.
 template <int M, int C, bool kAhead>
@@ -190,7 +182,10 @@ OCTAVO_INLINE void mix_bytes(const int8_t* digits, const Digits* weights, const 
     for (int t = begin; t < end; t += 4, v += 4 * head_size, asked += 4 * head_size) {
       if (kAhead) prefetch_elements(asked, 64 * C);
       uvec values[C][kParts];
-      load_bytes(v, values, 64);
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+        OCTAVO_EACH values[c][i] = shift_bytes(load_part(v + 64 * c + 4 * kWidth * i));
+      }
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) sum[m].add(values, digits + m * 2 * kSpan + t, kSpan);
     }
@@ -203,3 +198,56 @@ OCTAVO_INLINE void mix_bytes(const int8_t* digits, const Digits* weights, const 
     }
   }
 }
+
+// What a run on int8 keys and values keeps beside what every run does.
+struct Int8Run {
+  Digits queries[kItemVectors];  // whose digits take the place of the queries, the high ones first
+  Digits weights[kByteVectors];  // of one span
+  alignas(64) int8_t weight_digits[kByteVectors][2][kSpan];
+  float value_scales[kScoreStride];  // of one span
+  const Chunk<uint8_t>* chunks;      // of its values
+  int num_chunks;
+  Chunk<uint8_t> regrouped_chunk;
+
+  // Takes up the values of a span. Scales lie side by side from now on; those of chunks that end early are overwritten by
+  // the next, or not used. Where a block does not hold values in groups of four tokens, so do they, in `regrouped`, and
+  // one chunk stands for all.
+  void load_values(const Chunk<uint8_t>* list, int count, const KVStore& kv, uint8_t* regrouped) {
+    for (int i = 0; i < count; ++i) store(value_scales + list[i].begin, load(list[i].scales + kv.block_size));
+    chunks = list;
+    num_chunks = count;
+    if (kv_value_group(kv.block_size) == 4 || count == 0) return;
+    const int begin = list[0].begin;  // a multiple of 16
+    for (int i = 0; i < count; ++i) {
+      for (int t = list[i].begin; t < list[i].end; ++t) {
+        const uint8_t* from = list[i].values + int64_t{t - list[i].begin} * kv.head_size;
+        uint8_t* to = regrouped + int64_t{t - begin} / 4 * 4 * kv.head_size + (t - begin) % 4;
+        for (int d = 0; d < kv.head_size; ++d) to[4 * d] = from[d];
+      }
+    }
+    regrouped_chunk = {nullptr, regrouped, nullptr, begin, list[count - 1].end};
+    chunks = &regrouped_chunk;
+    num_chunks = 1;
+  }
+
+  // mix_bytes over all columns.
+  template <int M, bool kAhead>
+  OCTAVO_INLINE void mix(Span some, int head_size, const Target<uint8_t>* ahead, float* acc, int acc_stride) {
+    for (int column = 0; column < head_size; column += 16 * kByteChunks) {
+      const int left = (head_size - column + 15) / 16;
+      with_constant<kByteChunks>(left < kByteChunks ? left : kByteChunks, [&](auto n) {
+        mix_bytes<M, n.value, kAhead>(weight_digits[0][0], weights, chunks, num_chunks, some, head_size, column, ahead, acc,
+                                      acc_stride);
+      });
+    }
+  }
+};
+
+template <class T>
+struct ExtraOf {
+  struct type {};
+};
+template <>
+struct ExtraOf<uint8_t> {
+  using type = Int8Run;
+};

@@ -24,8 +24,8 @@ namespace OCTAVO_ISA {
 #include "write_kv.inl"
 
 #include "attention_tiles.inl"
-#include "attention_int8.inl"
 #include "attention_work.inl"
+#include "attention_int8.inl"
 
 #include "paged_attention.inl"
 

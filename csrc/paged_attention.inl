@@ -121,10 +121,10 @@ class AttentionRun {
     for (int v = 0; v < item.num_vectors(); ++v) {
       const float* from = q_.data + row(item, v) * q_.ld + head_column(item, v);
       float* to = queries_ + int64_t{v} * width_;
-      if constexpr (kIsScaled<T>) {  // digits instead, the high ones first
+      if constexpr (kIsScaled<T>) {
         int8_t* digits = reinterpret_cast<int8_t*>(to);
-        query_digits_[v] = to_digits(from, kv_.head_size, digits, digits + width_);
-        query_digits_[v].scale *= a_.scale;
+        extra_.queries[v] = to_digits(from, kv_.head_size, digits, digits + width_);
+        extra_.queries[v].scale *= a_.scale;
         continue;
       }
       for (int d = 0; d < kv_.head_size; d += 16) {
@@ -153,30 +153,6 @@ class AttentionRun {
     const int end = item.last_token + 1 - origin < kSpan ? item.last_token + 1 - origin : kSpan;
     list->origin = origin;
     list->count = list_chunks(blocks, origin, begin, end, list->chunks);
-  }
-
-  // The scales of a span's values side by side. Those of chunks that end early are overwritten by the next, or not used.
-  // Where a block does not hold its values in groups of four tokens, so are the values: one chunk then stands for all.
-  void load_values(const SpanList& list) {
-    for (int i = 0; i < list.count; ++i) {
-      const Chunk<T>& chunk = list.chunks[i];
-      store(value_scales_ + chunk.begin, load(chunk.scales + kv_.block_size));
-    }
-    value_chunks_ = list.chunks;
-    num_value_chunks_ = list.count;
-    if (kv_value_group(kv_.block_size) == 4 || list.count == 0) return;
-    const int begin = list.chunks[0].begin;  // a multiple of 16
-    for (int i = 0; i < list.count; ++i) {
-      const Chunk<T>& chunk = list.chunks[i];
-      for (int t = chunk.begin; t < chunk.end; ++t) {
-        const T* from = chunk.values + int64_t{t - chunk.begin} * kv_.head_size;
-        T* to = regrouped_ + int64_t{t - begin} / 4 * 4 * kv_.head_size + (t - begin) % 4;
-        for (int d = 0; d < kv_.head_size; ++d) to[4 * d] = from[d];
-      }
-    }
-    all_values_ = {nullptr, regrouped_, nullptr, begin, list.chunks[list.count - 1].end};
-    value_chunks_ = &all_values_;
-    num_value_chunks_ = 1;
   }
 
   Target<T> target(const Chunk<T>& chunk, bool is_values) const {
@@ -208,7 +184,7 @@ class AttentionRun {
   template <class Take>
   OCTAVO_INLINE void run_span(const Item& item, int head, const SpanList& list, const Take& take) {
     constexpr int tile = kIsScaled<T> ? kByteVectors : kTileVectors;
-    if constexpr (kIsScaled<T>) load_values(list);
+    if constexpr (kIsScaled<T>) extra_.load_values(list.chunks, list.count, kv_, regrouped_);
     const int begin = head * item.num_per_head(), end = begin + item.num_per_head();
     for (int v = begin; v < end; v += tile) {
       const int count = end - v < tile ? end - v : tile;
@@ -255,14 +231,14 @@ class AttentionRun {
       for (int i = 0; i < width_; i += 16) store(record + i, zero());
       float *scores = scores_ + m * kScoreStride, *top = record + width_, *sum = record + width_ + 1;
       if constexpr (kIsScaled<T>) {
-        weights_[m] = weigh(scores, value_scales_, visible_[m], some, a_.softcap, weight_digits_[m][0],
-                            weight_digits_[m][1], top, sum);
+        auto& digits = extra_.weight_digits[m];
+        extra_.weights[m] = weigh(scores, extra_.value_scales, visible_[m], some, a_.softcap, digits[0], digits[1], top, sum);
       } else {
         softmax_span(scores, visible_[m], a_.softcap, top, sum, [&](int t, f32x16 p, bool) { store(scores + t, p); });
       }
     }
     if constexpr (kIsScaled<T>) {
-      mix_int8<M, kAhead>(list, some);
+      extra_.template mix<M, kAhead>(some, kv_.head_size, targets_ + list.count, result_, record_);
     } else {
       mix<M, kAhead>(list, all);
     }
@@ -277,17 +253,6 @@ class AttentionRun {
     mix_all_columns<M, kAhead>(scores_, list.chunks, list.count, all, kv_.head_size, targets_ + list.count, result_,
                                record_);
     for (int m = 0; m < M; ++m) mix_one(m, list, {all.end, visible_[m].end});
-  }
-
-  template <int M, bool kAhead>
-  OCTAVO_INLINE void mix_int8(const SpanList& list, Span some) {
-    for (int column = 0; column < kv_.head_size; column += 16 * kByteChunks) {
-      const int left = (kv_.head_size - column + 15) / 16;
-      with_constant<kByteChunks>(left < kByteChunks ? left : kByteChunks, [&](auto n) {
-        mix_bytes<M, n.value, kAhead>(weight_digits_[0][0], weights_, value_chunks_, num_value_chunks_, some,
-                                      kv_.head_size, column, targets_ + list.count, result_, record_);
-      });
-    }
   }
 
   void mix_one(int m, const SpanList& list, Span tokens) {
@@ -307,8 +272,8 @@ class AttentionRun {
       with_constant<chunks>(count - c < chunks ? count - c : chunks, [&](auto n) {
         if constexpr (kIsScaled<T>) {
           score_bytes<M, n.value, kAhead>(reinterpret_cast<const int8_t*>(queries), 4 * width_, width_,
-                                                 query_digits_ + vector, head_size, list.chunks + c, piece, targets_ + c,
-                                                 scores_);
+                                          extra_.queries + vector, head_size, list.chunks + c, piece, targets_ + c,
+                                          scores_);
         } else {
           score_chunks<M, n.value, kAhead>(queries, width_, head_size, list.chunks + c, piece, targets_ + c, scores_);
         }
@@ -345,15 +310,8 @@ class AttentionRun {
   float* result_;   // [kTileVectors] records
   float* scores_;   // [kTileVectors][kScoreStride]
   float* divided_;  // [first owner][span][vector] records of divided items
-  // For int8 alone:
-  uint8_t* regrouped_;  // [kSpan/4][D][4]
-  const Chunk<T>* value_chunks_ = nullptr;
-  int num_value_chunks_ = 0;
-  Chunk<T> all_values_{};
-  Digits query_digits_[kIsScaled<T> ? kItemVectors : 1];
-  Digits weights_[kIsScaled<T> ? kByteVectors : 1];
-  float value_scales_[kIsScaled<T> ? kScoreStride : 1];
-  alignas(64) int8_t weight_digits_[kIsScaled<T> ? kByteVectors : 1][2][kIsScaled<T> ? kSpan : 1];
+  uint8_t* regrouped_;  // [kSpan/4][D][4] of int8 values
+  typename ExtraOf<T>::type extra_;
   int64_t spans_;
   Span visible_[kTileVectors];
   SpanList spans_listed_[2];
