@@ -66,13 +66,19 @@ class Machine:
             source = str(Path(__file__).with_name("probe.cpp"))
             flags = ["-O2", "-std=c++17", "-march=native", "-pthread", "-shared", "-fPIC"]
             subprocess.run(["c++", *flags, source, "-o", library], check=True)
-            self._probe = ctypes.CDLL(library).probe
+            code = ctypes.CDLL(library)
+        self._probe, self._handover_ns = code.probe, code.handover_ns
+        self._handover_ns.restype = ctypes.c_double
 
     def peaks(self, threads: int | None = None) -> Peaks:
         found = [ctypes.c_double() for _ in range(3)]
         threads = threads or self.threads
         self._probe(threads, *map(ctypes.byref, found))
         return Peaks(threads, *(f.value for f in found))
+
+    def handover_ns(self) -> float:
+        """Of a cache line, from one thread to another. Cores that share no cache make every step slower."""
+        return float(self._handover_ns())
 
     def during(self, work: Callable[[], T]) -> tuple[T, Peaks]:
         """What `work` returns, and the better of the peaks before and after: other users of the memory change
@@ -123,8 +129,14 @@ class Meter:
         return (
             self._product_s(peaks, self.layers, rows)
             + self._product_s(peaks, self.head, step.num_logits)
-            + peaks.seconds(kv_bytes, kv_ops, "float32")
+            + self._attention_s(peaks, kv_bytes, kv_ops)
         )
+
+    def _attention_s(self, peaks: Peaks, num_bytes: int, num_ops: int) -> float:
+        """int8 keys and values meet two digits of everything (csrc/attention_int8.inl)."""
+        if self.kv_dtype == "int8":
+            return peaks.seconds(num_bytes, 2 * num_ops, "int8")
+        return peaks.seconds(num_bytes, num_ops, "float32")
 
     def _product_s(self, peaks: Peaks, matrices: Matrices, rows: int) -> float:
         if not rows:

@@ -49,7 +49,7 @@ def main() -> None:
     )
     machine = Machine(threads)
     run: dict[str, Callable[[], list[Row]]] = {
-        "probe": lambda: peak_rows([machine.peaks(n) for n in sorted({1, threads})]),
+        "probe": lambda: peak_rows([machine.peaks(n) for n in sorted({1, threads})]) + handover_row(machine),
         "micro": lambda: run_micro(path, config, machine, args.quick),
         "engine": lambda: run_engine(path, config, machine, args),
         "growth": lambda: run_growth(path, config, machine, args.quick),
@@ -79,6 +79,12 @@ def parse() -> argparse.Namespace:
     if unknown := set(args.only.split(",")) - set(SECTIONS):
         parser.error(f"--only {','.join(sorted(unknown))}: sections are {', '.join(SECTIONS)}")
     return args
+
+
+def handover_row(machine: Machine) -> list[Row]:
+    if machine.threads == 1:
+        return []
+    return [Row("a cache line from one thread to another", machine.handover_ns(), "ns")]
 
 
 def peak_rows(peaks: Sequence[Peaks]) -> list[Row]:

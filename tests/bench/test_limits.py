@@ -27,9 +27,9 @@ def least_ns(bench_module):
     """Of a step of one sequence at 10 tokens that decodes and one that reads its first 3."""
     limits = bench_module("limits")
 
-    def measure(config, int8_gops=1.0, float32_gflops=1.0):
+    def measure(config, int8_gops=1.0, float32_gflops=1.0, kv_dtype="fp16"):
         layers, head = limits.Matrices(num_bytes=1000, num_weights=500), limits.Matrices(100, 50)
-        meter = limits.Meter(config, "int8", "fp16", layers, head)
+        meter = limits.Meter(config, "int8", kv_dtype, layers, head)
         step = limits.Step(np.array([1, 3]), np.array([10, 3]), num_logits=2)
         return 1e9 * meter.step_least_s(limits.Peaks(1, int8_gops, float32_gflops, read_gb_s=1.0), step)
 
@@ -45,6 +45,13 @@ def test_a_step_takes_its_multiplications_where_they_take_longer(least_ns):
 def test_a_step_takes_the_reading_of_memory_where_that_takes_longer(least_ns):
     keys_and_values = 2 * 4 * 2 * (10 + 3)
     assert least_ns(CONFIG, int8_gops=1e6, float32_gflops=1e6) == pytest.approx(1000 + 100 + keys_and_values)
+
+
+def test_int8_keys_and_values_take_two_int8_operations_for_each(least_ns):
+    attention = 4 * 2 * 4 * (10 + 1 + 2 + 3)
+    assert least_ns(CONFIG, float32_gflops=1e6, kv_dtype="int8") == pytest.approx(4000 + 200 + 2 * attention)
+    keys_and_values = 2 * (4 + 4) * (10 + 3)
+    assert least_ns(CONFIG, int8_gops=1e6, kv_dtype="int8") == pytest.approx(1000 + 100 + keys_and_values)
 
 
 def test_a_sliding_window_bounds_what_is_seen(least_ns):
