@@ -86,7 +86,13 @@ class KVMachine(RuleBasedStateMachine):
         growth = self.manager.grow(seq, end)
         if growth is None:
             assert self.manager.blocks_missing(seq, end) > self.manager.num_blocks_free
-            return
+            reach = self.manager.reach(seq, end)
+            assert self.manager.blocks_missing(seq, reach + 1) > self.manager.num_blocks_free
+            end = self.manager.chunk_end(start, reach)
+            if end == start:
+                return
+            growth = self.manager.grow(seq, end)
+            assert growth is not None
         self.carry_out(seq, growth)
         self.compute(seq, [token] * (end - start))
         self.manager.commit(seq, self.tokens[seq], end)

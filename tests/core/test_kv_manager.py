@@ -56,6 +56,15 @@ def test_growth_that_does_not_fit_changes_nothing(make_manager):
     assert manager.num_blocks_free == 1
 
 
+def test_reach_is_as_far_as_the_free_blocks_go(make_manager):
+    manager = make_manager(num_blocks=3)
+    manager.admit(0)
+    manager.grow(0, 5)
+    assert [manager.reach(0, n) for n in (5, 6, 12, 13, 100)] == [5, 6, 12, 12, 12]
+    assert manager.grow(0, 12) is not None
+    assert manager.reach(0, 13) == 12
+
+
 def test_growing_each_by_one_ends_at_the_first_without_a_block(make_manager):
     manager = make_manager(num_blocks=4)
     for seq_id, num_tokens in ((0, 3), (1, 4), (2, 4)):

@@ -49,7 +49,13 @@ def record_logits(engine: Engine) -> dict[tuple[int, int], str]:
 
 
 def serve(
-    path: Path, backend: Backend, prompts: list[list[int]], num_out: int, one_by_one: bool = False, **options
+    path: Path,
+    backend: Backend,
+    prompts: list[list[int]],
+    num_out: int,
+    one_by_one: bool = False,
+    n: int = 1,
+    **options,
 ) -> tuple[Result, Engine]:
     """Run all prompts, at once or one after another."""
     checkpoint = open_checkpoint(path)
@@ -58,7 +64,7 @@ def serve(
     checkpoint.close()
     seen = record_logits(engine)
     tokens: list[list[int]] = [[] for _ in prompts]
-    params = SamplingParams(max_tokens=num_out, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_tokens=num_out, temperature=0.0, ignore_eos=True, n=n)
     for i, prompt in enumerate(prompts):
         engine.add_request(GenerateRequest(str(i), prompt, params))
         if one_by_one:
@@ -249,6 +255,20 @@ def test_windows_keep_the_promise_when_preempted(baseline, make, kv):
         TINY / "gemma3", make(), PROMPTS, 12, num_blocks_override=num_blocks, weight_dtype="int8", **options
     )
     assert result == baseline("gemma3", make, "int8", kv)
+    assert engine.scheduler.counters.num_preemptions > 0
+
+
+@pytest.mark.parametrize(("n", "num_blocks"), [(1, 48), (1, 52), (2, 96), (2, 104)])
+def test_steps_are_cut_where_the_pool_holds_windows_only_of_smaller_ones(num_blocks, n):
+    """46 tokens decoded one by one hold 5 windows of 3 blocks and 12 more, but 6 times 12 if they are computed
+    again, after a preemption, in one step of up to 64."""
+    prompts = prompts_of(3, vocab=125, longest=7)
+    options = {"block_size": 4, "max_num_batched_tokens": 64, "prefix_caching": False, "debug": True}
+    (tokens, seen), _ = serve(TINY / "gemma3", NumpyBackend(), prompts, 40, n=n, **options)
+    result, engine = serve(
+        TINY / "gemma3", NumpyBackend(), prompts, 40, n=n, num_blocks_override=num_blocks, **options
+    )
+    assert result == (tokens, seen)
     assert engine.scheduler.counters.num_preemptions > 0
 
 

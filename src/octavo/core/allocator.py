@@ -54,6 +54,10 @@ class KVAllocator(Protocol):
         """Blocks that grow(seq_id, num_tokens) would take from the pool now. Changes nothing."""
         ...
 
+    def reach(self, seq_id: SeqId, num_tokens: int) -> int:
+        """How many tokens, up to `num_tokens`, the sequence can grow to with the blocks that are free."""
+        ...
+
     def chunk_end(self, start: int, end: int) -> int:
         """Where a slice from `start` that could go on to `end` best stops: at the last block boundary where
         layers with a recurrent state leave a checkpoint for the prefix cache, else at `end`."""

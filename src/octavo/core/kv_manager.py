@@ -90,6 +90,11 @@ class KVCacheManager:
             missing += self._copy_needed(table, num_tokens)
         return missing
 
+    def reach(self, seq_id: SeqId, num_tokens: int) -> int:
+        start = self.tables[seq_id][0].num_tokens
+        steps = range(start + 1, num_tokens + 1)
+        return start + bisect_right(steps, self.pool.num_free, key=lambda n: self.blocks_missing(seq_id, n))
+
     def chunk_end(self, start: int, end: int) -> int:
         if self.index is None or not self._has_states:
             return end

@@ -252,10 +252,25 @@ class Scheduler:
         growths = self.allocator.grow_all([(seq.seq_id, end) for seq, end in ends])
         if growths is None:
             builder.num_left = before
-            return False
+            return self._schedule_shorter(request, ends)
         for (seq, end), growth in zip(ends, growths, strict=True):
             self._add_slice(request, seq, end, growth)
         return True
+
+    def _schedule_shorter(self, request: Request, ends: list[tuple[Sequence, int]]) -> bool:
+        """Of slices that are too long for the free blocks, as much as these hold. Only of a request that is
+        alone, for which nobody can give way: windows that are read in smaller steps need fewer blocks."""
+        if len(self.running) > 1 or all(end - seq.num_computed_tokens == 1 for seq, end in ends):
+            return False
+        before = self._builder.num_left
+        for seq, wanted in ends:
+            start = seq.num_computed_tokens
+            end = self.allocator.chunk_end(start, self.allocator.reach(seq.seq_id, wanted))
+            growth = self.allocator.grow(seq.seq_id, end) if end > start else None
+            if growth is not None:
+                self._builder.num_left -= end - start
+                self._add_slice(request, seq, end, growth)
+        return self._builder.num_left < before
 
     def _schedule_one(self, request: Request, seq: Sequence) -> bool:
         """The same for a request that is one sequence, as most are."""
@@ -266,7 +281,7 @@ class Scheduler:
             return True
         growth = self.allocator.grow(seq.seq_id, end)
         if growth is None:
-            return False
+            return self._schedule_shorter(request, [(seq, end)])
         self._builder.num_left -= end - start
         self._add_slice(request, seq, end, growth)
         return True
