@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import growth
@@ -131,12 +133,15 @@ def run_growth(path: Path, config: EngineConfig, machine: Machine, is_quick: boo
     contexts = [128, 512] if is_quick else [64, 128, 256, 512, 1024, 2048, 4096]
     pools = [1024, 4096] if is_quick else [512, 2048, 8192, 32768]
     rows = growth.by_batch(bench, batches) + growth.by_context(bench, contexts)
-    return rows + growth.by_pool(path, config, machine, pools)
+    least = growth.POOL_BATCH * bench.engine.scheduler.allocator.blocks_for(growth.SHORT + 2 * growth.NUM_STEPS)
+    return rows + growth.by_pool(path, config, machine, [n for n in pools if n >= least])
 
 
 def run_start(config: EngineConfig) -> list[Row]:
-    """Of the default model."""
-    found = startup.measure(rounds=3, weight_dtype=config.weight_dtype)
+    """Of the default model, from a process of its own: a program's peak begins with the memory of the process
+    that starts it, and this one has held caches of gigabytes."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        found = pool.submit(startup.measure, 3, config.weight_dtype).result()
     times = [Row(f"first token, {what}", run.first_token_s, "s") for what, run in found.items()]
     return times + [Row(f"peak memory, {what}", run.peak_mib, "MiB") for what, run in found.items()]
 
