@@ -133,7 +133,9 @@ def run_growth(path: Path, config: EngineConfig, machine: Machine, is_quick: boo
     contexts = [128, 512] if is_quick else [64, 128, 256, 512, 1024, 2048, 4096]
     pools = [1024, 4096] if is_quick else [512, 2048, 8192, 32768]
     rows = growth.by_batch(bench, batches) + growth.by_context(bench, contexts)
-    least = growth.POOL_BATCH * bench.engine.scheduler.allocator.blocks_for(growth.SHORT + 2 * growth.NUM_STEPS)
+    least = growth.POOL_BATCH * bench.engine.scheduler.allocator.blocks_for(
+        growth.SHORT + 2 * growth.NUM_STEPS
+    )
     return rows + growth.by_pool(path, config, machine, [n for n in pools if n >= least])
 
 
