@@ -76,9 +76,9 @@ OCTAVO_INLINE Digits to_digits(const float* x, int count, int8_t* high, int8_t* 
 OCTAVO_INLINE Digits weigh(float* scores, const float* scales, Span visible, Span some, float softcap, int8_t* high,
                            int8_t* low, float* m, float* l) {
   f32x16 largest = zero(), sum = zero();
-  softmax_span(scores, visible, softcap, m, l, [&](int t, f32x16 p, bool is_edge) __attribute__((always_inline)) {
+  softmax_span(scores, visible, softcap, m, l, [&](int t, f32x16 p) __attribute__((always_inline)) {
     f32x16 x = p * load(scales + t);
-    if (is_edge) x = select_less(zero(), p, x, zero());  // scales of what it does not see may be anything
+    x = select_visible(t, visible, x, zero());  // scales of what it does not see may be anything
     store(scores + t, x);
     largest = max(largest, x);
     sum = sum + x;
@@ -209,16 +209,20 @@ struct Int8Run {
   int num_chunks;
   Chunk<uint8_t> regrouped_chunk;
 
-  // Takes up the values of a span. Scales lie side by side from now on; those of chunks that end early are overwritten by
-  // the next, or not used. Where a block does not hold values in groups of four tokens, so do they, in `regrouped`, and
-  // one chunk stands for all.
-  void load_values(const Chunk<uint8_t>* list, int count, const KVStore& kv, uint8_t* regrouped) {
-    for (int i = 0; i < count; ++i) store(value_scales + list[i].begin, load(list[i].scales + kv.block_size));
+  // Takes up the values of a span from token `first` on; what lies before may have left the window, and its block may be
+  // anything. Scales lie side by side from now on; those of chunks that end early are overwritten by the next, or not
+  // used. Where a block does not hold values in groups of four tokens, so do they, in `regrouped`, and one chunk stands
+  // for all.
+  void load_values(const Chunk<uint8_t>* list, int count, int first, const KVStore& kv, uint8_t* regrouped) {
     chunks = list;
     num_chunks = count;
-    if (kv_value_group(kv.block_size) == 4 || count == 0) return;
+    if (count == 0) return;
     const int begin = list[0].begin;  // a multiple of 16
-    for (int i = 0; i < count; ++i) {
+    int seen = 0;
+    while (seen < count && list[seen].end <= first) ++seen;
+    for (int i = seen; i < count; ++i) store(value_scales + list[i].begin, load(list[i].scales + kv.block_size));
+    if (kv_value_group(kv.block_size) == 4) return;
+    for (int i = seen; i < count; ++i) {
       for (int t = list[i].begin; t < list[i].end; ++t) {
         const uint8_t* from = list[i].values + int64_t{t - list[i].begin} * kv.head_size;
         uint8_t* to = regrouped + int64_t{t - begin} / 4 * 4 * kv.head_size + (t - begin) % 4;

@@ -144,29 +144,31 @@ OCTAVO_INLINE void score_chunks(const float* q, int q_stride, int head_size, con
   }
 }
 
-// Softmax of the visible scores of one query vector, which are multiplied with `scale` already. Calls take(t, p, is_edge)
-// for each 16 tokens from t on that it sees some of; the p of the others is 0. Sets the maximum and the sum.
+// x for the visible ones of 16 tokens from t on, `hidden` for the others.
+OCTAVO_INLINE f32x16 select_visible(int t, Span visible, f32x16 x, f32x16 hidden) {
+  if (visible.begin <= t && t + 16 <= visible.end) return x;
+  x = select_less(iota(), broadcast(visible.end - t), x, hidden);
+  return select_less(iota(), broadcast(visible.begin - t), hidden, x);
+}
+
+// Softmax of the visible scores of one query vector, which are multiplied with `scale` already. Calls take(t, p) for each
+// 16 tokens from t on that it sees some of; the p of the others is 0. Sets the maximum and the sum.
 template <class Take>
 OCTAVO_INLINE void softmax_span(float* scores, Span visible, float softcap, float* m, float* l, const Take& take) {
-  const int begin = visible.begin, end = visible.end, first = begin / 16 * 16;
+  const int end = visible.end, first = visible.begin / 16 * 16;
   f32x16 top = broadcast(-INFINITY);
   for (int t = first; t < end; t += 16) {
     f32x16 x = load(scores + t);
     if (softcap != 0.0f) x = broadcast(softcap) * tanh(x / broadcast(softcap));
-    if (t < begin || t + 16 > end) {
-      const f32x16 hidden = broadcast(-INFINITY);
-      x = select_less(iota(), broadcast(end - t), x, hidden);
-      x = select_less(iota(), broadcast(begin - t), hidden, x);
-      store(scores + t, x);
-    }
-    if (softcap != 0.0f) store(scores + t, x);
+    x = select_visible(t, visible, x, broadcast(-INFINITY));
+    store(scores + t, x);
     top = max(top, x);
   }
   *m = reduce_max(top);
   f32x16 sum = zero();
   for (int t = first; t < end; t += 16) {
     const f32x16 p = exp(load(scores + t) - broadcast(*m));
-    take(t, p, t < begin || t + 16 > end);
+    take(t, p);
     sum = sum + p;
   }
   *l = reduce_add(sum);

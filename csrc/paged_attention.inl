@@ -184,7 +184,9 @@ class AttentionRun {
   template <class Take>
   OCTAVO_INLINE void run_span(const Item& item, int head, const SpanList& list, const Take& take) {
     constexpr int tile = kIsScaled<T> ? kByteVectors : kTileVectors;
-    if constexpr (kIsScaled<T>) extra_.load_values(list.chunks, list.count, kv_, regrouped_);
+    if constexpr (kIsScaled<T>) {
+      extra_.load_values(list.chunks, list.count, item.first_token - list.origin, kv_, regrouped_);
+    }
     const int begin = head * item.num_per_head(), end = begin + item.num_per_head();
     for (int v = begin; v < end; v += tile) {
       const int count = end - v < tile ? end - v : tile;
@@ -234,7 +236,7 @@ class AttentionRun {
         auto& digits = extra_.weight_digits[m];
         extra_.weights[m] = weigh(scores, extra_.value_scales, visible_[m], some, a_.softcap, digits[0], digits[1], top, sum);
       } else {
-        softmax_span(scores, visible_[m], a_.softcap, top, sum, [&](int t, f32x16 p, bool) { store(scores + t, p); });
+        softmax_span(scores, visible_[m], a_.softcap, top, sum, [&](int t, f32x16 p) { store(scores + t, p); });
       }
     }
     if constexpr (kIsScaled<T>) {

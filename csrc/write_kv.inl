@@ -14,7 +14,7 @@ OCTAVO_INLINE void convert(const float* from, int count, uint16_t* to) {
 }
 
 // Calls body(first, tokens, to) for parts of up to 16 of a run's `count` rows that lie in one piece of keys: the rows are
-// [first, first + tokens), the first one's key at dimension d is to[d * kv_piece(block_size)].
+// [first, first + tokens), the first one's key at dimension d is to[d * kv_piece(block_size)]. Of int8 only roughly.
 template <class T, class Body>
 OCTAVO_INLINE void each_piece(T* head, int head_size, int block_size, int slot, int count, const Body& body) {
   const int piece = kv_piece(block_size);

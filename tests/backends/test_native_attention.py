@@ -158,19 +158,24 @@ def test_nan_of_a_later_token_never_reaches_an_earlier_one(attention_bench, atte
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_entries_behind_the_window_are_not_looked_at(attention_bench, attention_case, isa):
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+@pytest.mark.parametrize("block_size", [1, 4, 16, 20])
+def test_entries_behind_the_window_are_not_looked_at(attention_bench, attention_case, block_size, dtype, isa):
     """Blocks that slid out of the window were given back: their table entries may be anything."""
-    case = attention_case(window=20)
-    rows = qkv_rows(case, 101)
+    case = attention_case(
+        window=20, block_size=block_size, num_blocks=120, max_blocks=-(-120 // block_size), dtype=dtype
+    )
+    rows = qkv_rows(case, 115)
     bench = attention_bench(NativeBackend(2, isa), case, rows)
-    bench.give_blocks([101])
-    bench.step([(0, 0, 100)], [0])
-    want = bench.step([(0, 100, 1)], [0])
-    bench.tables[0, :5] = -1  # position 100 sees (80, 100]: block 5 on
-    np.testing.assert_array_equal(bench.step([(0, 100, 1)], [0]), want)
-    bench.tables[0, 5] = -1
-    with pytest.raises(ValueError, match="block 5 of its table is -1"):
-        bench.step([(0, 100, 1)], [0])
+    bench.give_blocks([115])
+    bench.step([(0, 0, 114)], [0])
+    want = bench.step([(0, 114, 1)], [0])
+    first = 95 // block_size  # position 114 sees (94, 114]
+    bench.tables[0, :first] = -(2**30)
+    np.testing.assert_array_equal(bench.step([(0, 114, 1)], [0]), want)
+    bench.tables[0, first] = -1
+    with pytest.raises(ValueError, match=f"block {first} of its table is -1"):
+        bench.step([(0, 114, 1)], [0])
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -55,7 +55,8 @@ class KVAllocator(Protocol):
         ...
 
     def reach(self, seq_id: SeqId, num_tokens: int) -> int:
-        """How many tokens, up to `num_tokens`, the sequence can grow to with the blocks that are free."""
+        """How many tokens, up to `num_tokens`, the sequence can grow to with the blocks that are free, after a
+        grow() that has returned what slid out of a window."""
         ...
 
     def chunk_end(self, start: int, end: int) -> int:

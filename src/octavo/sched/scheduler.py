@@ -235,7 +235,8 @@ class Scheduler:
                 self._preempt(request)
 
     def _schedule(self, request: Request) -> bool:
-        """Add the request's slices to the plan; False, with none added, when blocks are short."""
+        """Add the request's slices to the plan, shorter ones where that is all the pool holds; False, with none
+        added, when blocks are short."""
         if len(request.live) == 1 and request.beam is None and request.live[0].is_started:
             return self._schedule_one(request, request.live[0])
         builder = self._builder
