@@ -19,32 +19,19 @@ struct Digits {
   int32_t high, low;  // sums of the digits, times what was added to the stored integers
 };
 
-// What to multiply numbers with, given their largest magnitude and a sum that is 0 or, where one is not finite, NaN.
-struct DigitScale {
-  float inverse, scale;
-
-  OCTAVO_INLINE DigitScale(float largest, float poison) {
-    constexpr float kTiny = kDigitLimit * 1.17549435e-38f;  // below, the scale would be subnormal and so imprecise
-    const bool is_plain = poison == 0.0f && largest >= kTiny;
-    scale = poison != 0.0f ? poison : is_plain ? largest / kDigitLimit : 0.0f;
-    inverse = is_plain ? kDigitLimit / largest : 0.0f;
-  }
-};
-
 // Writes numbers in digits, 16 at a time.
 class DigitWriter {
  public:
-  OCTAVO_INLINE explicit DigitWriter(DigitScale by) : by_(by), high_(broadcast(0)), low_(broadcast(0)) {}
+  OCTAVO_INLINE explicit DigitWriter(Quantizer by) : by_(by), high_(broadcast(0)), low_(broadcast(0)) {}
 
   OCTAVO_INLINE void write(f32x16 x, int8_t* high, int8_t* low) {
-    if (by_.inverse == 0.0f) x = zero();  // may be NaN
-    x = x * broadcast(by_.inverse);
-    const f32x16 upper = round_in_place(x * broadcast(1.0f / kDigitBase));
-    const f32x16 lower = round_in_place(fma(upper - round_magic(), broadcast(-float{kDigitBase}), x));
-    store_low_bytes(high, bits_of(upper));
-    store_low_bytes(low, bits_of(lower));
-    high_ = high_ + (bits_of(upper) - bits_of(round_magic()));
-    low_ = low_ + (bits_of(lower) - bits_of(round_magic()));
+    x = by_.scaled(x);
+    const i32x16 upper = round_to_int(x * broadcast(1.0f / kDigitBase));
+    const i32x16 lower = round_to_int(fma(to_float(upper), broadcast(-float{kDigitBase}), x));
+    store_low_bytes(high, upper);
+    store_low_bytes(low, lower);
+    high_ = high_ + upper;
+    low_ = low_ + lower;
   }
   OCTAVO_INLINE Digits digits() const {
     constexpr int32_t kAdded = 128 - kByteShift;
@@ -52,19 +39,13 @@ class DigitWriter {
   }
 
  private:
-  DigitScale by_;
+  Quantizer by_;
   i32x16 high_, low_;
 };
 
 // The digits of `count` numbers, then zeros up to a multiple of 16.
 OCTAVO_INLINE Digits to_digits(const float* x, int count, int8_t* high, int8_t* low) {
-  f32x16 largest = zero(), poison = zero();
-  for (int i = 0; i < count; i += 16) {
-    const f32x16 values = load_lanes(x + i, count - i < 16 ? count - i : 16);
-    largest = max(largest, abs(values));
-    poison = poison + (values - values);
-  }
-  DigitWriter writer(DigitScale(reduce_max(largest), reduce_add(poison)));
+  DigitWriter writer(quantizer_of(x, count, kDigitLimit));
   for (int i = 0; i < count; i += 16) {
     writer.write(load_lanes(x + i, count - i < 16 ? count - i : 16), high + i, low + i);
   }
@@ -84,7 +65,7 @@ OCTAVO_INLINE Digits weigh(float* scores, const float* scales, Span visible, Spa
     sum = sum + x;
   });
   const float total = reduce_add(sum);
-  DigitWriter writer(DigitScale(reduce_max(largest), total - total));
+  DigitWriter writer(Quantizer(reduce_max(largest), total - total, kDigitLimit));
   int t = some.begin / 16 * 16;
   for (; t < visible.begin / 16 * 16; t += 16) writer.write(zero(), high + t, low + t);
   for (; t < visible.end; t += 16) writer.write(load(scores + t), high + t, low + t);

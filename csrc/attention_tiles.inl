@@ -2,7 +2,8 @@
 //
 // A span is kSpan token positions at an absolute multiple of kSpan. Whatever the tile, block size or worker, for
 // one query vector and one span
-//     score(t)  is one chain of fused multiply-adds over d, ascending (tokens in the lanes)
+//     score(t)  is one chain of fused multiply-adds of k(t) and the query, which is multiplied with the scale first, over
+//               d, ascending (tokens in the lanes)
 //     m         is the exact maximum of the visible scores
 //     l         adds p(t) = e^(score(t) - m) in lane t mod 16, t ascending, then in the tree of reduce_add
 //     acc(d)    is one chain of fused multiply-adds p(t) * v(t, d) over visible t, ascending
@@ -52,9 +53,7 @@ struct HeadBlocks {
   int64_t block_bytes;
   int block_size, head_size;
 
-  const T* keys(int block) const {
-    return reinterpret_cast<const T*>(base + table[block] * block_bytes);
-  }
+  const T* keys(int block) const { return reinterpret_cast<const T*>(base + table[block] * block_bytes); }
 };
 
 // Up to 16 tokens that lie side by side in one block.
@@ -151,8 +150,8 @@ OCTAVO_INLINE f32x16 select_visible(int t, Span visible, f32x16 x, f32x16 hidden
   return select_less(iota(), broadcast(visible.begin - t), hidden, x);
 }
 
-// Softmax of the visible scores of one query vector, which are multiplied with `scale` already. Calls take(t, p) for each
-// 16 tokens from t on that it sees some of; the p of the others is 0. Sets the maximum and the sum.
+// Softmax of the visible scores of one query vector. Calls take(t, p) for each 16 tokens from t on that it sees some of;
+// the p of the others is 0. Sets the maximum and the sum.
 template <class Take>
 OCTAVO_INLINE void softmax_span(float* scores, Span visible, float softcap, float* m, float* l, const Take& take) {
   const int end = visible.end, first = visible.begin / 16 * 16;

@@ -70,16 +70,10 @@ class Division {
       const int first = owner(seq_begin), last = seq_end > seq_begin ? owner(seq_end - 1) : first;
       const bool is_mine = seq_end > seq_begin && first <= w_.id && w_.id <= last;
       if (is_mine || first != last) {
-        int64_t begin = seq_begin;
-        const int num_heads = heads_of_item(s, seq_end - seq_begin);
-        for (int h = 0; h < kv_heads_; h += num_heads) {
-          each_item(b_, a_, group_size_, s, h, num_heads, [&](const Item& item) {
-            const Part part = part_of(item, begin);
-            any_divided |= part.is_divided;
-            if (part.begin_span < part.end_span) body(part);
-            begin += item.cost;
-          });
-        }
+        each_part_of(s, seq_begin, seq_end, [&](const Part& part) {
+          any_divided |= part.is_divided;
+          if (part.begin_span < part.end_span) body(part);
+        });
       }
       seq_begin = seq_end;
     }
@@ -93,21 +87,28 @@ class Division {
     for (int s = 0; s < b_.num_seqs; ++s) {
       const int64_t seq_end = seq_begin + seq_cost(s);
       if (seq_end > seq_begin && owner(seq_begin) != owner(seq_end - 1)) {
-        int64_t begin = seq_begin;
-        const int num_heads = heads_of_item(s, seq_end - seq_begin);
-        for (int h = 0; h < kv_heads_; h += num_heads) {
-          each_item(b_, a_, group_size_, s, h, num_heads, [&](const Item& item) {
-            const Part part = part_of(item, begin);
-            if (part.is_divided) body(item, part.first_owner);
-            begin += item.cost;
-          });
-        }
+        each_part_of(s, seq_begin, seq_end, [&](const Part& part) {
+          if (part.is_divided) body(part.item, part.first_owner);
+        });
       }
       seq_begin = seq_end;
     }
   }
 
  private:
+  // Calls body(part) for this worker's part, empty or not, of each item of a sequence whose cost is [seq_begin, seq_end).
+  template <class Body>
+  OCTAVO_INLINE void each_part_of(int seq, int64_t seq_begin, int64_t seq_end, const Body& body) const {
+    const int num_heads = heads_of_item(seq, seq_end - seq_begin);
+    int64_t begin = seq_begin;
+    for (int h = 0; h < kv_heads_; h += num_heads) {
+      each_item(b_, a_, group_size_, seq, h, num_heads, [&](const Item& item) {
+        body(part_of(item, begin));
+        begin += item.cost;
+      });
+    }
+  }
+
   int64_t seq_cost(int seq) const {
     int64_t cost = 0;
     each_item(b_, a_, group_size_, seq, 0, 1, [&](const Item& item) { cost += item.cost; });

@@ -21,6 +21,7 @@ namespace OCTAVO_ISA {
 #include "softmax_blocks.inl"
 #include "norm_rope.inl"
 #include "ssm.inl"
+#include "quantizer.inl"
 #include "write_kv.inl"
 
 #include "attention_tiles.inl"

@@ -229,9 +229,7 @@ class AttentionRun {
     if (some.end == 0) return;
     score<M, kAhead>(vector, list, some);
     for (int m = 0; m < M; ++m) {
-      float* record = result_ + m * record_;
-      for (int i = 0; i < width_; i += 16) store(record + i, zero());
-      float *scores = scores_ + m * kScoreStride, *top = record + width_, *sum = record + width_ + 1;
+      float *scores = scores_ + m * kScoreStride, *top = result_ + m * record_ + width_, *sum = top + 1;
       if constexpr (kIsScaled<T>) {
         auto& digits = extra_.weight_digits[m];
         extra_.weights[m] = weigh(scores, extra_.value_scales, visible_[m], some, a_.softcap, digits[0], digits[1], top, sum);
@@ -250,6 +248,7 @@ class AttentionRun {
   template <int M, bool kAhead>
   OCTAVO_INLINE void mix(const SpanList& list, Span all) {
     for (int m = 0; m < M; ++m) {
+      for (int i = 0; i < width_; i += 16) store(result_ + m * record_ + i, zero());
       mix_one(m, list, {visible_[m].begin, all.begin < visible_[m].end ? all.begin : visible_[m].end});
     }
     mix_all_columns<M, kAhead>(scores_, list.chunks, list.count, all, kv_.head_size, targets_ + list.count, result_,

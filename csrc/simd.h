@@ -232,11 +232,7 @@ OCTAVO_INLINE f32x16 to_float(i32x16 a) {
   OCTAVO_EACH r.v[i] = __builtin_convertvector(a.v[i], fvec);
   return r;
 }
-// a + round_magic(), whose low bits are the integer nearest to a, ties to even, for |a| < 2^22. Less round_magic() it is
-// that integer as a float.
-OCTAVO_INLINE f32x16 round_magic() { return broadcast(12582912.0f); }  // 1.5 * 2^23
-OCTAVO_INLINE f32x16 round_in_place(f32x16 a) { return a + round_magic(); }
-// To the nearest integer, ties to even, for |a| < 2^22.
+// To the nearest integer, ties to even, for |a| < 2^22: adding 1.5 * 2^23 leaves the integer in the low bits.
 OCTAVO_INLINE i32x16 round_to_int(f32x16 a) {
   i32x16 r;
 #if defined(__aarch64__)

@@ -93,6 +93,7 @@ OCTAVO_INLINE void store_low_bytes(int8_t* p, i32x16 a) {
   for (int i = 0; i < 16; ++i) p[i] = (int8_t)lanes[i];
 #endif
 }
+
 // ---- dot products of bytes --------------------------------------------------------------------------------
 
 // Unsigned bytes w meet signed ones: as they are where an instruction takes both, as w - 128 where it does not.

@@ -54,32 +54,9 @@ OCTAVO_INLINE void write_run(const View& k, const View& v, int64_t row, int coun
   });
 }
 
-// How one vector becomes int8: round(x * inverse), half to even, x being about integer * scale.
-struct Quantizer {
-  float inverse, scale;
-};
-
-// scale = max|x| / 127, or 0 where that would be subnormal, and so imprecise. A vector with a NaN or an infinity gets
-// scale NaN and integers 0: what is multiplied with it turns NaN as a whole. As quantize_rows in numpy_quant.py.
-OCTAVO_INLINE Quantizer quantizer_of(const float* x, int width) {
-  f32x16 largest_lanes = zero(), poison_lanes = zero();
-  for (int i = 0; i < width; i += 16) {
-    const f32x16 values = load_lanes(x + i, width - i < 16 ? width - i : 16);
-    largest_lanes = max(largest_lanes, abs(values));
-    poison_lanes = poison_lanes + (values - values);  // NaN where the value is NaN or infinite
-  }
-  const float largest = reduce_max(largest_lanes), poison = reduce_add(poison_lanes);
-  if (poison != 0.0f) return {0.0f, poison};
-  constexpr float kTiny = 127 * 1.17549435e-38f;
-  if (largest < kTiny) return {0.0f, 0.0f};
-  return {127.0f / largest, largest / 127.0f};
-}
-
-// The first `count` <= 16 values at x as integers plus 128; zeros plus 128 behind them. Nothing is multiplied where the
-// inverse is 0: they may be NaN.
+// The first `count` <= 16 values at x as integers plus 128; zeros plus 128 behind them.
 OCTAVO_INLINE i32x16 quantize(const float* x, int count, Quantizer by) {
-  const f32x16 values = by.inverse == 0.0f ? zero() : load_lanes(x, count) * broadcast(by.inverse);
-  return round_to_int(values) + broadcast(128);
+  return round_to_int(by.scaled(load_lanes(x, count))) + broadcast(128);
 }
 
 // Up to four tokens, from `place` on among the `group` that lie together. Other workers may write the others meanwhile.
@@ -87,7 +64,6 @@ OCTAVO_INLINE void write_values(const float* const* from, const Quantizer* by, i
                                 int head_size, uint8_t* to) {
   for (int d = 0; d < head_size; d += 16) {
     const int lanes = head_size - d < 16 ? head_size - d : 16;
-    int8_t integers[4][16];
     if (count == 4 && lanes == 16) {
       i32x16 four = quantize(from[0] + d, 16, by[0]);
 #pragma GCC unroll 3
@@ -96,8 +72,9 @@ OCTAVO_INLINE void write_values(const float* const* from, const Quantizer* by, i
       continue;
     }
     for (int i = 0; i < count; ++i) {
-      store_low_bytes(integers[i], quantize(from[i] + d, lanes, by[i]));
-      for (int j = 0; j < lanes; ++j) to[group * (d + j) + place + i] = static_cast<uint8_t>(integers[i][j]);
+      int8_t integers[16];
+      store_low_bytes(integers, quantize(from[i] + d, lanes, by[i]));
+      for (int j = 0; j < lanes; ++j) to[group * (d + j) + place + i] = static_cast<uint8_t>(integers[j]);
     }
   }
 }
@@ -109,7 +86,7 @@ OCTAVO_INLINE void write_run(const View& k, const View& v, int64_t row, int coun
   const int column = kv_head * head_size, piece = kv_piece(block_size), group = kv_value_group(block_size);
   for (int i = 0; i < count; ++i) {
     const float* key = k.data + (row + i) * k.ld + column;
-    const Quantizer by = quantizer_of(key, head_size);
+    const Quantizer by = quantizer_of(key, head_size, 127.0f);
     const int within = (slot + i) % piece;
     key_scales[slot + i] = by.scale;
     uint8_t* to = head + int64_t{slot + i - within} * head_size + 4 * within;
@@ -126,7 +103,7 @@ OCTAVO_INLINE void write_run(const View& k, const View& v, int64_t row, int coun
     Quantizer by[4];
     for (int j = 0; j < tokens; ++j) {
       values[j] = v.data + (row + i + j) * v.ld + column;
-      by[j] = quantizer_of(values[j], head_size);
+      by[j] = quantizer_of(values[j], head_size, 127.0f);
       value_scales[slot + i + j] = by[j].scale;
     }
     write_values(values, by, tokens, place, group, head_size, head + int64_t{block_size + slot + i - place} * head_size);

@@ -208,10 +208,11 @@ def test_weights_as_stored_keep_the_promise(baseline, quantised_path, make, shap
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_number_of_threads_changes_no_bit_of_weights_as_stored(baseline, quantised_path, num_threads):
+@pytest.mark.parametrize("kv", ["fp16", "int8"])
+def test_number_of_threads_changes_no_bit_of_weights_as_stored(baseline, quantised_path, num_threads, kv):
     backend = NativeBackend(num_threads=num_threads)
-    result, _ = serve(quantised_path, backend, PROMPTS, 12, weight_dtype="native")
-    assert result == baseline(str(quantised_path), NativeBackend, "native", "int8")
+    result, _ = serve(quantised_path, backend, PROMPTS, 12, weight_dtype="native", kv_cache_dtype=kv)
+    assert result == baseline(str(quantised_path), NativeBackend, "native", kv)
 
 
 @pytest.mark.parametrize("model", ["gemma3", "mistral_window", "qwen2", "qwen3", "llama_yarn"])
@@ -297,7 +298,8 @@ def test_number_of_threads_changes_no_bit(baseline, num_threads, kv):
 
 @pytest.mark.model
 @pytest.mark.parametrize(
-    ("dtype", "kv"), [("float32", "fp32"), ("int8", "fp16"), ("int8", "int8"), ("native", "int8")]
+    ("dtype", "kv"),
+    [("float32", "fp32"), ("int8", "fp16"), ("int8", "int8"), ("native", "fp16"), ("native", "int8")],
 )
 def test_smollm2_alone_in_a_crowd_in_chunks_and_preempted(default_model_path, dtype, kv):
     """Batch of 1 and of 32, chunks, odd blocks; and a pool in which all but the first are preempted."""
