@@ -71,16 +71,17 @@ GroupedWeights::Part part_of(const GroupedArrays& arrays, int n, int k, int bits
 struct OwnedQuantRows {
   AlignedBuffer q, scale, sum;
 
-  int64_t stride;
+  int64_t stride, row_bytes;
   int group;
 
   OwnedQuantRows(int rows, int k, int group) : stride(quant_stride(rows)), group(group) {
     const size_t groups = static_cast<size_t>((int64_t{k} + group - 1) / group);
-    q = AlignedBuffer(static_cast<size_t>(rows) * groups * static_cast<size_t>(group));
+    row_bytes = static_cast<int64_t>(groups) * group;
+    q = AlignedBuffer(static_cast<size_t>(rows * row_bytes));
     scale = AlignedBuffer(groups * static_cast<size_t>(stride) * sizeof(float));
     sum = AlignedBuffer(groups * static_cast<size_t>(stride) * sizeof(int32_t));
   }
-  QuantRows view() const { return {q.as<int8_t>(), scale.as<float>(), sum.as<int32_t>(), stride, group}; }
+  QuantRows view() const { return {q.as<int8_t>(), scale.as<float>(), sum.as<int32_t>(), stride, group, row_bytes}; }
 };
 
 // A product that can be computed again and again: `x` in the form the matrix multiplies, and the kernel call.
@@ -168,13 +169,15 @@ double time_matmul(const std::vector<const Packed*>& matrices, int rows, ThreadP
   for (int64_t i = 0; i < int64_t{rows} * k; ++i) x.as<float>()[i] = static_cast<float>(i % 251) - 125.0f;
   const Product product(kernels_named(isa), *matrices[0], {x.as<float>(), k, k}, rows);
   const Epilogue e{y.as<float>(), width, nullptr, nullptr, 0, matrices[0]->is_gated() ? Act::silu : Act::none};
-  const ThreadPool::Job job = [&](int i, Worker w) { product.multiply(*matrices[static_cast<size_t>(i)], e, w); };
+  const ThreadPool::Job job{static_cast<int>(matrices.size()), 1, [&](int, int i, Worker w) {
+                              product.multiply(*matrices[static_cast<size_t>(i)], e, w);
+                            }, {}};
   const nb::gil_scoped_release released;
   product.prepare({0, 1});
   double best = std::numeric_limits<double>::infinity();
   for (int round = 0; round < rounds; ++round) {
     const auto start = std::chrono::steady_clock::now();
-    pool.run(static_cast<int>(matrices.size()), job);
+    pool.run(job);
     best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   return best / static_cast<double>(matrices.size());

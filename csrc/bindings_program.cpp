@@ -9,6 +9,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <optional>
 #include <stdexcept>
@@ -84,8 +86,42 @@ KVType kv_type_of(const std::string& name) {
   throw std::invalid_argument("cache dtype '" + name + "' is unknown; use fp32, fp16 or int8");
 }
 
+// Seconds that a segment takes of whose parts one lasts `busy_us`, the others no time; every `joint_every`th is a joint one
+// (0: none). Throws where a part ran before one that it must wait for, or not once.
+double time_segments(ThreadPool& pool, int num_segments, int num_strands, int joint_every, double busy_us) {
+  using Clock = std::chrono::steady_clock;
+  if (num_segments < 1 || num_strands < 1 || pool.num_threads() % num_strands || joint_every < 0) {
+    throw std::invalid_argument("a job has at least one segment, and as many strands as divide the threads evenly");
+  }
+  const int parts = pool.num_parts() / num_strands;
+  std::vector<std::atomic<int>> ended(static_cast<size_t>(num_strands));
+  std::atomic<bool> is_wrong{false};
+  const auto is_joint = [=](int segment) { return joint_every > 0 && segment % joint_every == 0; };
+  const auto run = [&](int strand, int segment, Worker w) {
+    std::atomic<int>& own = ended[static_cast<size_t>(strand)];
+    if (w.count != parts || own.load() / parts != segment) is_wrong = true;
+    for (const std::atomic<int>& other : ended) {
+      if (is_joint(segment) && other.load() < segment * parts) is_wrong = true;
+    }
+    const auto end = Clock::now() + std::chrono::duration<double, std::micro>(w.id == segment % parts ? busy_us : 0);
+    while (Clock::now() < end) {
+    }
+    ++own;
+  };
+  const nb::gil_scoped_release released;
+  const auto start = Clock::now();
+  pool.run({num_segments, num_strands, run, is_joint});
+  const std::chrono::duration<double> seconds = Clock::now() - start;
+  for (const std::atomic<int>& own : ended) is_wrong = is_wrong || own != num_segments * parts;
+  if (is_wrong) throw std::runtime_error("a part ran out of order");
+  return seconds.count() / num_segments;
+}
+
 void bind_cache(nb::module_& m) {
   nb::class_<ThreadPool>(m, "ThreadPool").def_prop_ro("num_threads", &ThreadPool::num_threads);
+  m.def("time_segments", &time_segments, nb::arg("pool"), nb::arg("num_segments"), nb::kw_only(),
+        nb::arg("num_strands") = 1, nb::arg("joint_every") = 0, nb::arg("busy_us") = 0.0,
+        "Seconds that a segment takes, one part of which lasts busy_us and the others no time.");
   m.def(
       "thread_pool",
       [](int num_threads) {
@@ -310,6 +346,8 @@ void bind_program(nb::module_& m) {
       .def("argmax", &argmax)
       .def("softmax_blocks", &softmax_blocks, nb::arg("scores"), nb::arg("block"), nb::arg("peaks"),
            nb::arg("temperatures"))
+      .def("division", &Program::division,
+           "Rows (begin, end) of each strand of the last forward() or logits(); whether one read what another wrote.")
       .def("profile", &Program::profile);
   m.attr("PANEL") = kPanel;
   m.def("quant_floats", &quant_floats, nb::arg("rows"), nb::arg("k"), nb::arg("group"),

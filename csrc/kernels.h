@@ -75,6 +75,7 @@ struct QuantRows {
   int32_t* sum = nullptr;  // [groups][stride], sum of q over the group (corrects the weights' offset of 128)
   int64_t stride = 0;      // at least the rows
   int group = 0;           // values: kQuantGroup, or the code_group of the weights
+  int64_t row_bytes = 0;   // k padded
 };
 
 // A stride for that many rows: whole cache lines, and not a power of two of them, which would share a set of the cache.

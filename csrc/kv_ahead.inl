@@ -4,7 +4,7 @@
 // come while the memory has nothing else to do. Nothing here changes a result.
 
 constexpr int kAheadLines = 16;  // cache lines asked for at a time
-constexpr int kAheadTiles = 3;   // products of fewer row tiles wait for the memory themselves
+constexpr int kAheadTiles = 2;   // products of fewer row tiles wait for the memory themselves
 
 // Asks for the next few lines; does nothing once there are no more.
 OCTAVO_INLINE void ask_ahead(KVAhead* a) {

@@ -37,8 +37,8 @@ inline void quantize_group(const float* x, int count, int8_t* q, float* scale, i
 // Group g of row `row`, whose `width` values are at x.
 template <int Group>
 OCTAVO_INLINE void quantize_group_of(const float* x, int width, int64_t row, int g, const QuantRows& out) {
-  const int groups = (width + Group - 1) / Group, start = g * Group;
-  quantize_group<Group>(x + start, width - start < Group ? width - start : Group, out.q + (row * groups + g) * Group,
+  const int start = g * Group;
+  quantize_group<Group>(x + start, width - start < Group ? width - start : Group, out.q + row * out.row_bytes + start,
                         out.scale + g * out.stride + row, out.sum + g * out.stride + row);
 }
 

@@ -50,12 +50,13 @@ Program::Program(std::shared_ptr<ThreadPool> pool, const Kernels* kernels, std::
   arena_ = AlignedBuffer(static_cast<size_t>(limits.arena_floats) * sizeof(float));
   group_windows_.assign(static_cast<size_t>(limits.num_groups), 0);
   is_state_.assign(static_cast<size_t>(limits.num_groups), false);
+  is_divided_.reset(new std::atomic<bool>[static_cast<size_t>(pool_->num_threads())] {});
 }
 
 // ---- places and sizes -----------------------------------------------------------------------------------------
 
 void Program::append(std::string name, Run run) {
-  (is_recording_logits_ ? logits_part_ : forward_).back().push_back({std::move(name), std::move(run)});
+  recorded().segments.back().instructions.push_back({std::move(name), std::move(run)});
 }
 
 View Program::view(Slot slot, const char* name) const { return view(slot, name, max_rows()); }
@@ -82,7 +83,8 @@ QuantRows Program::quant_rows(int64_t offset, int k, int group) const {
   const int64_t stride = quant_stride(max_rows());
   float* base = arena_.as<float>() + offset;
   float* scale = base + round_up(max_rows() * groups * group / 4, 16);
-  return {reinterpret_cast<int8_t*>(base), scale, reinterpret_cast<int32_t*>(scale + groups * stride), stride, group};
+  return {reinterpret_cast<int8_t*>(base), scale, reinterpret_cast<int32_t*>(scale + groups * stride), stride, group,
+          groups * group};
 }
 
 QuantRows Program::quant_rows(const QuantSlot* slot, int k) const {
@@ -131,11 +133,11 @@ void Program::embed(const TableParameter& table, Slot out) {
   const Kernels* k = kernels_;
   if (table.is_half) {
     append("embed", [k, data = table.data.as<uint16_t>(), width = table.width, to](const Step& s, Worker w) {
-      k->embed_f16(data, width, s.tokens, s.rows, to, w);
+      k->embed_f16(data, width, s.tokens, s.rows, s.of(to), w);
     });
   } else {
     const View from{table.data.as<float>(), table.width, table.width};
-    append("embed", [k, from, to](const Step& s, Worker w) { k->embed_f32(from, s.tokens, s.rows, to, w); });
+    append("embed", [k, from, to](const Step& s, Worker w) { k->embed_f32(from, s.tokens, s.rows, s.of(to), w); });
   }
 }
 
@@ -145,21 +147,21 @@ void Program::embed_grouped(const PackedGrouped& table, Slot out) {
   require(!table.is_gated() && out.width == m.k, "embed: out must have width " + text(m.k) + ", the table one matrix");
   vocab_ = std::min<int64_t>(vocab_, m.n);
   append("embed", [k = kernels_, m, to = view(out, "out")](const Step& s, Worker w) {
-    k->embed_grouped(m, s.tokens, s.rows, to, w);
+    k->embed_grouped(m, s.tokens, s.rows, s.of(to), w);
   });
 }
 
 void Program::scale(Slot x, float factor, Slot out) {
   require(x.width == out.width, "scale: both arrays must have the same width");
   append("scale", [k = kernels_, a = view(x, "x"), factor, to = view(out, "out")](const Step& s, Worker w) {
-    k->scale(a, factor, s.rows, to, w);
+    k->scale(s.of(a), factor, s.rows, s.of(to), w);
   });
 }
 
 void Program::add(Slot x, Slot y, Slot out) {
   require(x.width == out.width && y.width == out.width, "add: all arrays must have the same width");
   append("add", [k = kernels_, a = view(x, "x"), b = view(y, "y"), to = view(out, "out")](const Step& s, Worker w) {
-    k->add(a, b, s.rows, to, w);
+    k->add(s.of(a), s.of(b), s.rows, s.of(to), w);
   });
 }
 
@@ -167,7 +169,7 @@ void Program::softcap(Slot x, float cap, Slot out) {
   require(x.width == out.width, "softcap: both arrays must have the same width");
   require(cap > 0, "softcap: the cap must be positive");
   append("softcap", [k = kernels_, a = view(x, "x"), cap, to = view(out, "out")](const Step& s, Worker w) {
-    k->softcap(a, cap, s.rows, to, w);
+    k->softcap(s.of(a), cap, s.rows, s.of(to), w);
   });
 }
 
@@ -175,14 +177,14 @@ void Program::rms_norm(Slot x, const VectorParameter& weight, float eps, Slot ou
   require(x.width == weight.size && out.width == weight.size, "rms_norm: x, weight and out must have the same width");
   append("rms_norm", [k = kernels_, a = view(x, "x"), p = weight.data.as<float>(), eps, to = view(out, "out"),
                       q = quant_rows(quantized, out.width)](const Step& s, Worker w) {
-    k->rms_norm(a, p, eps, s.rows, to, q, w);
+    k->rms_norm(s.of(a), p, eps, s.rows, s.of(to), s.of(q), w);
   });
 }
 
 void Program::head_norm(Slot x, const VectorParameter& weight, float eps) {
   require(weight.size > 0 && x.width % weight.size == 0, "head_norm: the width must be a multiple of the weight's");
   append("head_norm", [k = kernels_, a = view(x, "x"), p = weight.data.as<float>(), eps, size = weight.size](
-             const Step& s, Worker w) { k->head_norm(a, p, eps, size, s.rows, w); });
+             const Step& s, Worker w) { k->head_norm(s.of(a), p, eps, size, s.rows, w); });
 }
 
 void Program::rope_table(const RopeParameter& rope, Slot out) {
@@ -190,7 +192,7 @@ void Program::rope_table(const RopeParameter& rope, Slot out) {
   require(out.width == 2 * rope.half, "rope_table: out must have width " + text(2 * rope.half));
   append("rope_table",
          [k = kernels_, f = rope.frequencies.as<float>(), half = rope.half, scale = rope.scale, to = view(out, "out")](
-             const Step& s, Worker w) { k->rope_table(f, half, scale, s.positions, s.rows, to, w); });
+             const Step& s, Worker w) { k->rope_table(f, half, scale, s.positions, s.rows, s.of(to), w); });
 }
 
 void Program::check_rope(Slot x, Slot table, int head_size) const {
@@ -201,14 +203,14 @@ void Program::check_rope(Slot x, Slot table, int head_size) const {
 void Program::rope(Slot x, Slot table, int head_size) {
   check_rope(x, table, head_size);
   append("rope", [k = kernels_, a = view(x, "x"), t = view(table, "table"), head_size](const Step& s, Worker w) {
-    k->rope(a, t, head_size, s.rows, w);
+    k->rope(s.of(a), s.of(t), head_size, s.rows, w);
   });
 }
 
 void Program::quantize(Slot x, int64_t quant_offset, int group) {
   append("quantize",
          [k = kernels_, a = view(x, "x"), q = quant_rows(quant_offset, x.width, group)](const Step& s, Worker w) {
-    k->quantize_rows(a, s.rows, q, w);
+    k->quantize_rows(s.of(a), s.rows, s.of(q), w);
   });
 }
 
@@ -216,9 +218,10 @@ void Program::matmul_i8(const PackedI8& matrix, int64_t quant_offset, Slot out, 
                         const Slot* residual, Act act, const QuantSlot* quantized) {
   const MatrixI8 m = matrix.matrix();
   const Epilogue e = epilogue(out, m.n, matrix.is_gated(), bias, residual, act, quantized);
+  recorded().row_cost.add_product(m.k, m.n);
   append(matmul_name("i8", m.k, m.n),
          [k = kernels_, m, q = quant_rows(quant_offset, m.k, kQuantGroup), e](const Step& s, Worker w) {
-    k->matmul_i8(m, q, s.rows, e, w);
+    k->matmul_i8(m, s.of(q), s.rows, s.of(e), w);
   });
 }
 
@@ -226,9 +229,10 @@ void Program::matmul_grouped(const PackedGrouped& matrix, int64_t quant_offset, 
                              const Slot* residual, Act act, const QuantSlot* quantized) {
   const MatrixGrouped m = matrix.matrix();
   const Epilogue e = epilogue(out, m.n, matrix.is_gated(), bias, residual, act, quantized);
+  recorded().row_cost.add_product(m.k, m.n);
   append(matmul_name("grouped", m.k, m.n),
          [k = kernels_, m, q = quant_rows(quant_offset, m.k, code_group(m.bits)), e](const Step& s, Worker w) {
-    k->matmul_grouped(m, q, s.rows, e, w);
+    k->matmul_grouped(m, s.of(q), s.rows, s.of(e), w);
   });
 }
 
@@ -237,9 +241,10 @@ void Program::matmul_f32(const PackedF32& matrix, Slot x, Slot out, const Vector
   const MatrixF32 m = matrix.matrix();
   require(x.width == m.k, "a matrix of " + text(m.k) + " columns cannot multiply rows of " + text(x.width));
   const Epilogue e = epilogue(out, m.n, matrix.is_gated(), bias, residual, act, nullptr);
+  recorded().row_cost.add_product(m.k, m.n);
   append(matmul_name("f32", m.k, m.n),
          [k = kernels_, m, a = view(x, "x"), e](const Step& s, Worker w) {
-           k->matmul_f32(m, a, s.rows, e, w);
+           k->matmul_f32(m, s.of(a), s.rows, s.of(e), w);
          });
 }
 
@@ -254,8 +259,8 @@ void Program::write_kv(Slot k, const Slot* rope_table, Slot v, CacheLayer layer)
   append("write_kv", [kernels = kernels_, keys = view(k, "k"), table = rope_table ? view(*rope_table, "table") : View{},
                       values = view(v, "v"), kv, g = layer.group](const Step& s, Worker w) {
     // Both cut rows and heads alike: a worker rotates what it then writes.
-    if (table.data) kernels->rope(keys, table, kv.head_size, s.rows, w);
-    kernels->write_kv(keys, values, kv, s.batches[g], w);
+    if (table.data) kernels->rope(s.of(keys), s.of(table), kv.head_size, s.rows, w);
+    kernels->write_kv(s.of(keys), s.of(values), kv, s.batches[g], w);
   });
 }
 
@@ -277,19 +282,32 @@ void Program::paged_attention(Slot q, CacheLayer layer, float scale, int window,
   reach = std::max(reach, window == 0 ? kUnlimited : window);
   const Attention a{scale, window, softcap, q.width / kv.head_size, quant_rows(quantized, out.width)};
   attentions_.push_back({kv, layer.group, window});
+  recorded().row_cost.add_attention(window, q.width);
   append("paged_attention",
-         [this, kv, following = attentions_.size(), a, from = view(q, "q"), to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
+         [this, kv, following = attentions_.size(), a, max_len, from = view(q, "q"), to = view(out, "out"),
+          g = layer.group](const Step& s, Worker w) {
     look_ahead(following, s, w);
     if (!is_whole(&w)) return;
-    const bool is_divided = kernels_->paged_attention(from, kv, s.batches[g], a, to, scratch_.as<void>(), w);
-    is_divided_.store(is_divided, std::memory_order_relaxed);  // the same for all workers
+    Attention mine = a;
+    mine.quantized = s.of(a.quantized);
+    const bool is_divided =
+        kernels_->paged_attention(s.of(from), kv, s.batches[g], mine, s.of(to), scratch(s, w, kv.head_size, max_len), w);
+    is_divided_[static_cast<size_t>(s.strand)].store(is_divided, std::memory_order_relaxed);  // the same for all workers
   });
+  recorded().segments.back().reads_cache = true;
   barrier();
-  append("merge_attention",
-         [this, kv, a, from = view(q, "q"), to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
-    if (!is_divided_.load(std::memory_order_relaxed) || !is_whole(&w)) return;
-    kernels_->merge_attention(from, kv, s.batches[g], a, to, scratch_.as<void>(), w);
+  append("merge_attention", [this, kv, a, max_len, from = view(q, "q"), to = view(out, "out"), g = layer.group](
+                                const Step& s, Worker w) {
+    if (!is_divided_[static_cast<size_t>(s.strand)].load(std::memory_order_relaxed) || !is_whole(&w)) return;
+    Attention mine = a;
+    mine.quantized = s.of(a.quantized);
+    kernels_->merge_attention(s.of(from), kv, s.batches[g], mine, s.of(to), scratch(s, w, kv.head_size, max_len), w);
   });
+}
+
+// The memory that the attention of a strand of `w.count` workers has for itself.
+void* Program::scratch(const Step& step, Worker w, int head_size, int64_t max_len) const {
+  return scratch_.as<char>() + step.strand * kernels_->attention_scratch_bytes(w.count, head_size, max_len);
 }
 
 // ---- recording: state-space layers --------------------------------------------------------------------------------
@@ -318,7 +336,7 @@ void Program::conv1d(Slot x, const VectorParameter& weight, const VectorParamete
   append("conv1d",
          [k = kernels_, from = view(x, "x"), p = weight.data.as<float>(), offsets, taps, state = state_store(layer),
           to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
-    k->conv1d(from, p, offsets, taps, state, s.batches[g], to, w);
+    k->conv1d(s.of(from), p, offsets, taps, state, s.batches[g], s.of(to), w);
   });
 }
 
@@ -340,7 +358,8 @@ void Program::ssm_scan(const ScanSlots& in, const ScanParameter& scan, StateLaye
   StateStore state = state_store(layer);
   state.begin = layer.conv_values * 4;
   append("ssm_scan", [k = kernels_, inputs, p, state, to = view(out, "out"), g = layer.group](const Step& s, Worker w) {
-    k->ssm_scan(inputs, p, state, s.batches[g], to, w);
+    const ScanInputs mine{s.of(inputs.x), s.of(inputs.dt), s.of(inputs.b), s.of(inputs.c)};
+    k->ssm_scan(mine, p, state, s.batches[g], s.of(to), w);
   });
 }
 
@@ -351,11 +370,11 @@ void Program::gated_rms_norm(Slot x, Slot gate, const VectorParameter& weight, f
   append("gated_rms_norm",
          [k = kernels_, a = view(x, "x"), b = view(gate, "gate"), p = weight.data.as<float>(), eps, group_size,
           to = view(out, "out")](const Step& s, Worker w) {
-    k->gated_rms_norm(a, b, p, eps, group_size, s.rows, to, w);
+    k->gated_rms_norm(s.of(a), s.of(b), p, eps, group_size, s.rows, s.of(to), w);
   });
 }
 
-void Program::barrier() { (is_recording_logits_ ? logits_part_ : forward_).emplace_back(); }
+void Program::barrier() { recorded().segments.emplace_back(); }
 
 void Program::begin_logits() {
   require(!is_recording_logits_, "begin_logits() was called twice");
@@ -366,7 +385,7 @@ void Program::gather(Slot x, Slot out) {
   require(is_recording_logits_, "gather() needs begin_logits() first");
   require(x.width == out.width, "gather: both arrays must have the same width");
   append("gather", [k = kernels_, from = view(x, "x", limits_.max_tokens), to = view(out, "out")](const Step& s, Worker w) {
-    k->embed_f32(from, s.tokens, s.rows, to, w);
+    k->embed_f32(from, s.tokens, s.rows, s.of(to), w);
   });
 }
 

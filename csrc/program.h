@@ -21,6 +21,7 @@
 #include "kernels.h"
 #include "kv_cache.h"
 #include "pack.h"
+#include "strands.h"
 #include "thread_pool.h"
 
 namespace octavo {
@@ -167,27 +168,44 @@ class Program {
   void softmax_blocks(const View& x, int rows, int block, const float* peaks, const float* temperatures, double* sums,
                       float* maxima);
   int num_logit_rows() const { return num_logit_rows_; }
+  // The rows [begin, end) of each strand of the last forward() or logits(), and whether one read what another wrote.
+  std::pair<std::vector<std::pair<int, int>>, bool> division() const;
   // Seconds that all workers together spent in each kind of instruction since the last call, most first. The first
   // call turns the measuring on: two clock reads an instruction.
   std::vector<std::pair<std::string, double>> profile();
 
  private:
-  // What an instruction sees of the step it runs in.
+  // What an instruction sees of the step it runs in: the rows of its strand.
   struct Step {
-    int rows;                  // T, or the number of logit rows
+    int rows;                  // of T, or of the logit rows
     const int32_t* tokens;     // [rows] token ids, or the rows to gather
     const int32_t* positions;  // [rows]
-    const Batch* batches;      // one per group
+    const Batch* batches = nullptr;  // one per group
+    int first_row = 0;
+    int strand = 0, num_strands = 1;
+
+    // The strand's rows of an array.
+    View of(const View& x) const { return {x.data + first_row * x.ld, x.ld, x.width}; }
+    QuantRows of(const QuantRows& x) const;
+    Epilogue of(const Epilogue& e) const;
   };
   using Run = std::function<void(const Step&, Worker)>;
   struct Instruction {
     std::string name;
     Run run;
   };
-  using Segment = std::vector<Instruction>;  // between two barriers
+  struct Segment {  // what stands between two barriers
+    std::vector<Instruction> instructions;
+    bool reads_cache = false;
+  };
+  struct Part {
+    std::vector<Segment> segments{1};
+    RowCost row_cost;
+  };
 
   static constexpr int kUnlimited = INT32_MAX;
 
+  Part& recorded() { return is_recording_logits_ ? logits_part_ : forward_; }
   void append(std::string name, Run run);
   int max_rows() const { return is_recording_logits_ ? limits_.max_logit_rows : limits_.max_tokens; }
   View view(Slot slot, const char* name) const;
@@ -206,7 +224,9 @@ class Program {
   void check_block(const int32_t* blocks, int64_t index, int seq) const;
   void hold(const StepArrays& step);
   void choose(const int32_t* rows, int num_rows);
-  void execute(const std::vector<Segment>& part, const Step& step);
+  // `groups`: a batch of the step's rows for each group.
+  void execute(const Part& part, const Step& step, const std::vector<Batch>& groups);
+  void* scratch(const Step& step, Worker w, int head_size, int64_t max_len) const;
   // From here on workers ask for what the attention of that number will read.
   void look_ahead(size_t attention, const Step& step, Worker w) const;
 
@@ -215,7 +235,7 @@ class Program {
   std::shared_ptr<KVCache> cache_;
   ProgramLimits limits_;
   AlignedBuffer arena_, scratch_;
-  std::vector<Segment> forward_{1}, logits_part_{1};
+  Part forward_, logits_part_;
   bool is_recording_logits_ = false;
   int64_t vocab_;                   // the smallest table's: tokens must be below
   std::vector<int> group_windows_;  // the farthest look back of a group's layers, in tokens; 0: no keys and values
@@ -232,7 +252,9 @@ class Program {
   };
   std::vector<AttentionLayer> attentions_;  // in the order they run
   std::vector<KVAhead> aheads_;          // of each worker
-  std::atomic<bool> is_divided_{false};  // whether the last attention divided a sequence among workers
+  std::unique_ptr<std::atomic<bool>[]> is_divided_;  // of each strand: whether its last attention divided a sequence
+  Strands strands_;        // of the last part that ran
+  bool is_joint_ = false;  // whether they waited for one another before attention
   bool is_timed_ = false;
   double all_seconds_ = 0;  // of all workers, waiting too
   std::vector<std::map<const Instruction*, double>> seconds_;  // of each worker

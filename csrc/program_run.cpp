@@ -86,35 +86,66 @@ void Program::check_step(const StepArrays& step) const {
   }
 }
 
+QuantRows Program::Step::of(const QuantRows& x) const {
+  if (!x.q) return x;
+  return {x.q + first_row * x.row_bytes, x.scale + first_row, x.sum + first_row, x.stride, x.group, x.row_bytes};
+}
+
+Epilogue Program::Step::of(const Epilogue& e) const {
+  return {e.y + first_row * e.ldy, e.ldy, e.bias, e.residual ? e.residual + first_row * e.ldr : nullptr,
+          e.ldr, e.act, of(e.quantized)};
+}
+
 void Program::look_ahead(size_t attention, const Step& step, Worker w) const {
   const AttentionLayer& next = attentions_[attention % attentions_.size()];
   const Batch& batch = step.batches[next.group];
   const int begin = batch.num_seqs * w.id / w.count, end = batch.num_seqs * (w.id + 1) / w.count;
-  *w.ahead = {next.kv, &batch, next.window, begin, end, nullptr, nullptr, 0, kAheadBytes / w.count};
+  const int64_t budget = kAheadBytes / (w.count * step.num_strands);
+  *w.ahead = {next.kv, &batch, next.window, begin, end, nullptr, nullptr, 0, budget};
 }
 
-void Program::execute(const std::vector<Segment>& part, const Step& step) {
+void Program::execute(const Part& part, const Step& step, const std::vector<Batch>& groups) {
   using Clock = std::chrono::steady_clock;
   const auto seconds_since = [](Clock::time_point begin) {
     return std::chrono::duration<double>(Clock::now() - begin).count();
   };
+  const Clock::time_point begin = Clock::now();
+  const bool has_states = std::find(is_state_.begin(), is_state_.end(), true) != is_state_.end();
+  if (has_states) {  // they pass from row to row
+    strands_.keep_whole(groups);
+  } else {
+    strands_.divide(groups, part.row_cost, pool_->num_threads());
+  }
+  const int num_strands = strands_.size();
+  is_joint_ = &part == &forward_ && strands_.must_join(group_windows_, limits_.block_size, cache_->num_blocks());
   const bool looks_ahead = !attentions_.empty();
   aheads_.resize(static_cast<size_t>(pool_->num_parts()));
-  const Clock::time_point begin = Clock::now();
-  pool_->run(static_cast<int>(part.size()), [&](int number, Worker w) {
-    if (looks_ahead) w.ahead = &aheads_[static_cast<size_t>(w.id)];
-    if (looks_ahead && number == 0 && &part == &forward_) look_ahead(0, step, w);
-    for (const Instruction& instruction : part[static_cast<size_t>(number)]) {
+  const auto run = [&](int number, int segment, Worker w) {
+    const Strand& strand = strands_[number];
+    const Step mine{strand.end - strand.begin, step.tokens + strand.begin, step.positions + strand.begin,
+                    strand.groups.data(), strand.begin, number, num_strands};
+    const auto worker = static_cast<size_t>(number * w.count + w.id);
+    if (looks_ahead) w.ahead = &aheads_[worker];
+    if (looks_ahead && segment == 0 && &part == &forward_) look_ahead(0, mine, w);
+    for (const Instruction& instruction : part.segments[static_cast<size_t>(segment)].instructions) {
       if (!is_timed_) {
-        instruction.run(step, w);
+        instruction.run(mine, w);
         continue;
       }
       const Clock::time_point start = Clock::now();
-      instruction.run(step, w);
-      seconds_[static_cast<size_t>(w.id)][&instruction] += seconds_since(start);
+      instruction.run(mine, w);
+      seconds_[worker][&instruction] += seconds_since(start);
     }
-  });
+  };
+  const auto is_joint = [&](int segment) { return is_joint_ && part.segments[static_cast<size_t>(segment)].reads_cache; };
+  pool_->run({static_cast<int>(part.segments.size()), num_strands, run, is_joint});
   all_seconds_ += seconds_since(begin) * pool_->num_threads();
+}
+
+std::pair<std::vector<std::pair<int, int>>, bool> Program::division() const {
+  std::vector<std::pair<int, int>> rows;
+  for (int i = 0; i < strands_.size(); ++i) rows.emplace_back(strands_[i].begin, strands_[i].end);
+  return {rows, is_joint_};
 }
 
 std::vector<std::pair<std::string, double>> Program::profile() {
@@ -141,7 +172,7 @@ void Program::forward(const StepArrays& step) {
   check_step(step);
   hold(step);
   if (step.num_tokens == 0) return;
-  execute(forward_, {step.num_tokens, step.tokens, step.positions, held_.groups.data()});
+  execute(forward_, {step.num_tokens, step.tokens, step.positions}, held_.groups);
 }
 
 // Keeps what the logits part needs of a checked step: the arrays may change before logits() is called.
@@ -208,7 +239,7 @@ const float* Program::logits(const int32_t* rows, int num_rows) {
   }
   num_logit_rows_ = num_rows;
   choose(rows, num_rows);
-  if (num_rows > 0) execute(logits_part_, {num_rows, rows, chosen_.positions.data(), chosen_.groups.data()});
+  if (num_rows > 0) execute(logits_part_, {num_rows, rows, chosen_.positions.data()}, chosen_.groups);
   return arena_.as<float>() + logits_.offset;
 }
 
@@ -219,7 +250,7 @@ const int32_t* Program::argmax() {
   best_.resize(best_values_.size());
   if (rows == 0) return best_.data();
   const View x = view(logits_, "logits");
-  pool_->run(1, [&](int, Worker w) { kernels_->argmax(x, rows, best_values_.data(), best_.data(), w); });
+  pool_->run([&](Worker w) { kernels_->argmax(x, rows, best_values_.data(), best_.data(), w); });
   kernels_->join_argmax(rows, workers, best_values_.data(), best_.data());
   return best_.data();
 }
@@ -227,7 +258,7 @@ const int32_t* Program::argmax() {
 void Program::softmax_blocks(const View& x, int rows, int block, const float* peaks, const float* temperatures,
                              double* sums, float* maxima) {
   std::lock_guard<std::mutex> lock(running_);
-  pool_->run(1, [&](int, Worker w) { kernels_->softmax_blocks(x, rows, block, peaks, temperatures, sums, maxima, w); });
+  pool_->run([&](Worker w) { kernels_->softmax_blocks(x, rows, block, peaks, temperatures, sums, maxima, w); });
 }
 
 }  // namespace octavo

@@ -30,7 +30,7 @@ ThreadPool::ThreadPool(int num_threads)
     : num_threads_(num_threads),
       pid_(getpid()),
       claims_(new Claim[static_cast<size_t>(num_threads)]),
-      num_left_(num_threads * kPieces) {
+      strands_(new Strand[static_cast<size_t>(num_threads)]) {
   for (int id = 1; id < num_threads_; ++id) threads_.emplace_back([this, id] { work(id); });
 }
 
@@ -47,20 +47,29 @@ ThreadPool::~ThreadPool() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void ThreadPool::run(int num_segments, const Job& job) {
+void ThreadPool::run(const Job& job) {
   std::lock_guard<std::mutex> caller(callers_);
   job_ = &job;
-  first_segment_ = end_.load();
-  const uint64_t end = first_segment_ + static_cast<uint64_t>(num_segments);
-  end_.store(end);
+  first_segment_ = task_of(task_.load()).end;
+  const Task task{first_segment_ + static_cast<uint64_t>(job.num_segments), job.num_strands};
+  for (int i = 0; i < job.num_strands; ++i) {
+    strands_[static_cast<size_t>(i)].num_left.store(threads_of_strand(task) * kPieces, std::memory_order_relaxed);
+    strands_[static_cast<size_t>(i)].segment.store(first_segment_, std::memory_order_relaxed);
+  }
+  task_.store(task.end << 16 | static_cast<uint64_t>(task.num_strands));
   wake_sleepers();
-  help(0, end);
+  help(task, 0);
 }
 
-// Does one of the owner's parts of the segment that is under way, if there is one left. The job lives until it is done.
-bool ThreadPool::take(int owner, bool is_own) {
-  const uint64_t segment = segment_.load(std::memory_order_acquire);
-  if (segment >= end_.load(std::memory_order_acquire)) return false;
+void ThreadPool::run(const std::function<void(Worker)>& part) {
+  run({1, 1, [&](int, int, Worker w) { part(w); }, {}});
+}
+
+// Does one of the owner's parts of the segment that its strand is at, if there is one left. The job lives until it is done.
+bool ThreadPool::take(Task task, int owner, bool is_own) {
+  const int strand = owner / threads_of_strand(task);
+  const uint64_t segment = strands_[static_cast<size_t>(strand)].segment.load(std::memory_order_acquire);
+  if (segment >= task.end) return false;
   std::atomic<uint64_t>& claim = claims_[static_cast<size_t>(owner)].word;
   uint64_t seen = claim.load(std::memory_order_acquire), piece, next;
   do {
@@ -70,54 +79,89 @@ bool ThreadPool::take(int owner, bool is_own) {
     piece = is_own ? front++ : --back;
     next = segment << 16 | front << 8 | back;
   } while (!claim.compare_exchange_weak(seen, next, std::memory_order_acq_rel, std::memory_order_acquire));
-  (*job_)(static_cast<int>(segment - first_segment_), {owner * kPieces + static_cast<int>(piece), num_parts()});
-  if (num_left_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-    num_left_.store(num_parts(), std::memory_order_relaxed);
-    segment_.store(segment + 1);
-    wake_sleepers();
-  }
+  const int id = owner % threads_of_strand(task) * kPieces + static_cast<int>(piece);
+  job_->run(strand, static_cast<int>(segment - first_segment_), {id, threads_of_strand(task) * kPieces});
+  if (strands_[static_cast<size_t>(strand)].num_left.fetch_sub(1, std::memory_order_acq_rel) == 1) end_segment(task, strand);
   return true;
 }
 
-bool ThreadPool::take_from_others(int own) {
-  for (int i = 1; i < num_threads_; ++i) {
-    if (take((own + i) % num_threads_, false)) return true;
+// What the thread does that has ended the last part of the segment that a strand is at.
+void ThreadPool::end_segment(Task task, int strand) {
+  Strand& mine = strands_[static_cast<size_t>(strand)];
+  mine.num_left.store(threads_of_strand(task) * kPieces, std::memory_order_relaxed);
+  const uint64_t next = mine.segment.load(std::memory_order_relaxed) + 1;
+  const bool is_joint = task.num_strands > 1 && next < task.end && job_->is_joint &&
+                        job_->is_joint(static_cast<int>(next - first_segment_));
+  if (!is_joint) {
+    mine.segment.store(next);
+  } else if (num_waiting_.fetch_add(1, std::memory_order_acq_rel) + 1 == task.num_strands) {
+    num_waiting_.store(0, std::memory_order_relaxed);
+    for (int i = 0; i < task.num_strands; ++i) strands_[static_cast<size_t>(i)].segment.store(next);
+  } else {
+    return;
+  }
+  wake_sleepers();
+}
+
+bool ThreadPool::take_from_others(Task task, int own) {
+  const int threads = threads_of_strand(task), begin = own / threads * threads;
+  for (int i = 1; i < threads; ++i) {
+    if (take(task, begin + (own - begin + i) % threads, false)) return true;
+  }
+  for (int i = threads; i < num_threads_; ++i) {
+    if (take(task, (begin + i) % num_threads_, false)) return true;
   }
   return false;
 }
 
-// Takes parts until all segments before `end` are done.
-void ThreadPool::help(int own, uint64_t end) {
+// A number that changes whenever a strand of an unfinished task moves on.
+uint64_t ThreadPool::progress(Task task) const {
+  uint64_t sum = 0;
+  for (int i = 0; i < task.num_strands; ++i) sum += strands_[static_cast<size_t>(i)].segment.load();
+  return sum;
+}
+
+bool ThreadPool::is_over(Task task, int own) const {
+  const int first = own / threads_of_strand(task);  // the own one first: it says least often that it is over
+  for (int i = 0; i < task.num_strands; ++i) {
+    const Strand& strand = strands_[static_cast<size_t>((first + i) % task.num_strands)];
+    if (strand.segment.load(std::memory_order_acquire) < task.end) return false;
+  }
+  return true;
+}
+
+// Takes parts until all segments of the task are done.
+void ThreadPool::help(Task task, int own) {
   int polls = 0;
-  for (;;) {
-    const uint64_t segment = segment_.load(std::memory_order_acquire);
-    if (segment >= end) return;
-    if (take(own, true)) {
+  while (!is_over(task, own)) {
+    if (take(task, own, true)) {
       polls = 0;
-    } else if ((polls == kOwnPolls || polls >= kPolls) && take_from_others(own)) {
+    } else if ((polls == kOwnPolls || polls >= kPolls) && take_from_others(task, own)) {
       // one at a time: its own parts of the next segment come first
     } else if (++polls < kPolls) {
       pause();
     } else if (polls < kPolls + kYields) {
       sched_yield();
     } else {
-      sleep_until([&] { return segment_.load() != segment; });
+      const uint64_t before = progress(task);
+      if (take(task, own, true) || take_from_others(task, own)) continue;
+      sleep_until([&] { return progress(task) != before || is_over(task, own); });
       polls = 0;
     }
   }
 }
 
-// True once there are more than `seen` segments, false when the pool ends.
-bool ThreadPool::wait_for_job(uint64_t seen) {
-  const auto has_job = [&] { return end_.load() != seen || is_stopping_.load(); };
+// True once a task other than `seen` was given out, false when the pool ends.
+bool ThreadPool::wait_for_task(uint64_t seen) {
+  const auto has_task = [&] { return task_.load() != seen || is_stopping_.load(); };
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
-  for (int polls = 0; !has_job(); ++polls) {
+  for (int polls = 0; !has_task(); ++polls) {
     if (polls < kPolls) {
       pause();
     } else if (std::chrono::steady_clock::now() < deadline) {
       sched_yield();
     } else {
-      sleep_until(has_job);
+      sleep_until(has_task);
     }
   }
   return !is_stopping_.load();
@@ -140,10 +184,10 @@ void ThreadPool::wake_sleepers() {
 }
 
 void ThreadPool::work(int own) {
-  uint64_t seen = 0;
-  while (wait_for_job(seen)) {
-    seen = end_.load();
-    help(own, seen);
+  uint64_t seen = uint64_t{1} << 16 | 1;
+  while (wait_for_task(seen)) {
+    seen = task_.load();
+    help(task_of(seen), own);
   }
 }
 

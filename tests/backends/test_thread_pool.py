@@ -1,4 +1,4 @@
-"""The thread pool, seen through products."""
+"""The thread pool, seen through products and through jobs of nothing but segments."""
 
 from __future__ import annotations
 
@@ -28,3 +28,20 @@ def test_jobs_end_with_more_threads_than_cores_awake_or_asleep(threads):
     finally:
         is_over.set()
         busy.join()
+
+
+@pytest.mark.parametrize(("threads", "strands"), [(1, 1), (2, 1), (2, 2), (3, 3), (8, 1), (8, 2), (8, 8)])
+@pytest.mark.parametrize("joint_every", [0, 1, 4])
+def test_parts_run_once_and_in_order_and_no_thread_sleeps_for_good(threads, strands, joint_every):
+    """Parts that last from nothing to longer than a thread stays awake. A part out of order is an error."""
+    pool = _native.thread_pool(threads)
+    end, job = monotonic() + 0.5, 0
+    while monotonic() < end:
+        options = {"num_strands": strands, "joint_every": joint_every, "busy_us": job % 60}
+        assert _native.time_segments(pool, 1 + job % 9, **options) > 0
+        job += 1
+
+
+def test_strands_that_do_not_divide_the_threads_are_refused():
+    with pytest.raises(ValueError, match="as many strands as divide the threads evenly"):
+        _native.time_segments(_native.thread_pool(3), 1, num_strands=2)
