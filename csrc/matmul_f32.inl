@@ -34,7 +34,7 @@ inline void matmul_f32(const MatrixF32& m, const View& a, int rows, const Epilog
   const Cell cell = cell_of(num_panels(m.n, e.act), rows, int64_t{m.k} * 4, w);
   for_each_tile(cell, [&](auto n, int row, int panel, int part, int parts) {
     const float* data = m.data + panel * panel_bytes / 4;
-    const Ahead ahead = ahead_of(data, panel_bytes, 4 * kPanel, part, parts);
+    const Ahead ahead = ahead_of(data, panel_bytes, 4 * kPanel, n.count, part, parts, 0);
     f32x16 sum[n.count][2];
     for_each_slice(sum, [&](int column, auto& out) {
       slice_f32<n.count>(data + column, a.data + row * a.ld, a.ld, m.k, ahead, out);

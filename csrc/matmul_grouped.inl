@@ -110,7 +110,7 @@ inline void matmul_grouped_bits(const MatrixGrouped& m, const QuantRows& a, int 
   const Cell cell = cell_of(num_panels(m.n, e.act), rows, m.k, w, panels_of_a_group(e));
   for_each_tile(cell, [&](auto n, int row, int panel, int part, int parts) {
     const uint8_t* data = m.data + panel * panel_bytes;
-    const Ahead ahead = ahead_of(data, panel_bytes, 4 * kPanel, part, parts);
+    const Ahead ahead = ahead_of(data, panel_bytes, 4 * kPanel, n.count, part, parts, 0);
     f32x16 sum[n.count][2];
     for_each_slice(sum, [&](int column, auto& out) {
       slice_grouped<Bits, HasLow, n.count>(data, column, a, row, groups, ahead,

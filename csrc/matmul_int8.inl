@@ -152,7 +152,7 @@ inline void matmul_i8(const MatrixI8& m, const QuantRows& a, int rows, const Epi
   const Cell cell = cell_of(num_panels(m.n, e.act), rows, int64_t{groups} * kQuantGroup, w, panels_of_a_group(e));
   for_each_tile(cell, [&](auto n, int row, int panel, int part, int parts) {
     const uint8_t* data = m.data + panel * panel_bytes;
-    const Ahead ahead = ahead_of(data, panel_bytes, 4 * kPanel, part, parts);
+    const Ahead ahead = ahead_of(data, panel_bytes, 4 * kPanel, n.count, part, parts, 2048);
     f32x16 sum[n.count][2];
     for_each_slice(sum, [&](int column, auto& out) {
       KVAhead* kv = parts >= kAheadTiles ? w.ahead : nullptr;

@@ -106,11 +106,11 @@ OCTAVO_INLINE void for_each_slice(f32x16 (&sum)[N][2], const Body& body) {
 }
 
 // What a tile prefetches while it computes, `step` bytes further at each of its steps. The only row tile of a
-// panel reads memory as fast as it comes, so it looks a short way ahead; several row tiles have the time to
-// fetch the next panel between them.
+// panel reads memory as fast as it comes, so it looks a short way ahead, or with few rows leaves it to the processor;
+// several row tiles have the time to fetch the next panel between them.
 struct Ahead {
   const char* address;
-  int64_t step;  // 128 of the only row tile, 64 of each of two
+  int64_t step;  // 128 of the only row tile, or 0: it asks for what it has; 64 of each of two
 
   OCTAVO_INLINE void prefetch_step() {
     prefetch_l1(address);
@@ -130,9 +130,15 @@ struct Ahead {
   }
 };
 
-OCTAVO_INLINE Ahead ahead_of(const void* panel, int64_t panel_bytes, int64_t step_bytes, int part, int parts) {
-  const int64_t distance = parts == 1 ? 8192 : panel_bytes + panel_bytes * part / parts;
-  return {static_cast<const char*>(panel) + distance, step_bytes / parts};
+constexpr int kFewRows = 3;  // read memory so fast that the processor by itself looks far enough ahead
+
+// `near`: how far ahead the only row tile of few rows looks, in bytes; 0: it asks for nothing.
+OCTAVO_INLINE Ahead ahead_of(const void* panel, int64_t panel_bytes, int64_t step_bytes, int rows, int part, int parts,
+                             int64_t near) {
+  const auto* begin = static_cast<const char*>(panel);
+  if (parts > 1) return {begin + panel_bytes + panel_bytes * part / parts, step_bytes / parts};
+  if (rows > kFewRows) return {begin + 8192, step_bytes};
+  return {begin + near, near ? step_bytes : 0};
 }
 
 inline int num_panels(int n, Act act) {

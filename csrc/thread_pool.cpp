@@ -65,8 +65,9 @@ void ThreadPool::run(const std::function<void(Worker)>& part) {
   run({1, 1, [&](int, int, Worker w) { part(w); }, {}});
 }
 
-// Does one of the owner's parts of the segment that its strand is at, if there is one left. The job lives until it is done.
-bool ThreadPool::take(Task task, int owner, bool is_own) {
+// Takes one of the owner's parts of the segment that its strand is at, if there is one left. The job lives until the part
+// has been counted as ended.
+bool ThreadPool::claim(Task task, int owner, bool is_own, Part* part) {
   const int strand = owner / threads_of_strand(task);
   const uint64_t segment = strands_[static_cast<size_t>(strand)].segment.load(std::memory_order_acquire);
   if (segment >= task.end) return false;
@@ -79,9 +80,23 @@ bool ThreadPool::take(Task task, int owner, bool is_own) {
     piece = is_own ? front++ : --back;
     next = segment << 16 | front << 8 | back;
   } while (!claim.compare_exchange_weak(seen, next, std::memory_order_acq_rel, std::memory_order_acquire));
-  const int id = owner % threads_of_strand(task) * kPieces + static_cast<int>(piece);
-  job_->run(strand, static_cast<int>(segment - first_segment_), {id, threads_of_strand(task) * kPieces});
-  if (strands_[static_cast<size_t>(strand)].num_left.fetch_sub(1, std::memory_order_acq_rel) == 1) end_segment(task, strand);
+  *part = {strand, static_cast<int>(segment - first_segment_),
+           {owner % threads_of_strand(task) * kPieces + static_cast<int>(piece), threads_of_strand(task) * kPieces}};
+  return true;
+}
+
+// Does one of the owner's parts, or all that are left of its own, which are counted together: the count is everybody's.
+bool ThreadPool::take(Task task, int owner, bool is_own) {
+  int count = 0;
+  Part part;
+  while (claim(task, owner, is_own, &part)) {
+    job_->run(part.strand, part.segment, part.worker);
+    ++count;
+    if (!is_own) break;
+  }
+  if (count == 0) return false;
+  std::atomic<int>& num_left = strands_[static_cast<size_t>(part.strand)].num_left;
+  if (num_left.fetch_sub(count, std::memory_order_acq_rel) == count) end_segment(task, part.strand);
   return true;
 }
 

@@ -66,6 +66,11 @@ class ThreadPool {
 
   static Task task_of(uint64_t word) { return {word >> 16, static_cast<int>(word & 0xffff)}; }
   int threads_of_strand(Task task) const { return num_threads_ / task.num_strands; }
+  struct Part {
+    int strand, segment;
+    Worker worker;
+  };
+  bool claim(Task task, int owner, bool is_own, Part* part);
   bool take(Task task, int owner, bool is_own);
   bool take_from_others(Task task, int own);
   void end_segment(Task task, int strand);

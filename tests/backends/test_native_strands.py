@@ -118,15 +118,15 @@ def test_no_division_shows_in_a_result(runner_of, name, window, dtype):
 @pytest.mark.parametrize(
     ("num_threads", "num_rows", "strands"),
     [
-        (2, 23, [(0, 23)]),
-        (2, 24, [(0, 12), (12, 24)]),
-        (3, 35, [(0, 35)]),  # two strands do not divide three threads
-        (3, 36, [(0, 12), (12, 24), (24, 36)]),
+        (2, 15, [(0, 15)]),
+        (2, 16, [(0, 8), (8, 16)]),
+        (3, 23, [(0, 23)]),  # two strands do not divide three threads
+        (3, 24, [(0, 8), (8, 16), (16, 24)]),
         (4, 30, [(0, 15), (15, 30)]),
         (1, 60, [(0, 60)]),
     ],
 )
-def test_a_strand_has_at_least_twelve_rows(runner_of, num_threads, num_rows, strands):
+def test_a_strand_has_at_least_eight_rows(runner_of, num_threads, num_rows, strands):
     _, division = run(runner_of(num_threads), inputs_of([(5, 1)] * num_rows))
     assert division == (strands, False)
 
