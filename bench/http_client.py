@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass
 from time import monotonic
 
-from load import requests, words
+from load import closed_loop, words
 
 TIMEOUT_S = 600  # of a request
 
@@ -22,8 +22,8 @@ class Completion:
     last: float
 
 
-async def serve(port: int, concurrency: int) -> float:
-    """Closed loop of 4·c requests (at least 6): output tokens a second."""
+async def serve(port: int, concurrency: int, turn: int = 0) -> float:
+    """Closed loop: output tokens a second."""
     slots = asyncio.Semaphore(concurrency)
 
     async def one(prompt: str, max_tokens: int) -> int:
@@ -31,17 +31,17 @@ async def serve(port: int, concurrency: int) -> float:
             return (await complete(port, prompt, max_tokens)).output_tokens
 
     begin = monotonic()
-    counts = await asyncio.gather(*(one(*r) for r in requests(max(6, 4 * concurrency), seed=concurrency)))
+    counts = await asyncio.gather(*(one(*r) for r in closed_loop(concurrency, turn)))
     return sum(counts) / (monotonic() - begin)
 
 
-async def decode(port: int, num_tokens: int) -> float:
+async def decode(port: int, num_tokens: int, turn: int = 0) -> float:
     """One stream, from its first token to its last: tokens a second."""
     done = await complete(port, words(20, random.Random()), num_tokens)
     return (done.output_tokens - 1) / (done.last - done.first)
 
 
-async def prefill(port: int, num_words: int) -> float:
+async def prefill(port: int, num_words: int, turn: int = 0) -> float:
     """One prompt that nobody has seen and one token out: prompt tokens a second."""
     done = await complete(port, words(num_words, random.Random()), 1)
     return done.prompt_tokens / (done.last - done.begin)

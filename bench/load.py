@@ -17,5 +17,10 @@ def requests(count: int, seed: int) -> Iterator[tuple[str, int]]:
         yield words(rng.randint(20, 300), rng), rng.randint(16, 200)
 
 
+def closed_loop(concurrency: int, turn: int) -> list[tuple[str, int]]:
+    """4·c requests, at least 6; others in each turn, or a cache of prefixes would answer."""
+    return list(requests(max(6, 4 * concurrency), seed=concurrency + 1000 * turn))
+
+
 def words(count: int, rng: random.Random) -> str:
     return " ".join(rng.choice(WORDS) for _ in range(count))

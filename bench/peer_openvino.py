@@ -13,7 +13,7 @@ import sys
 from time import monotonic
 
 import openvino_genai as ov
-from load import requests, words
+from load import closed_loop, words
 
 
 class Pipeline:
@@ -45,16 +45,16 @@ class Pipeline:
                     running.remove(handle)
         return times
 
-    def serve(self, concurrency: int) -> float:
-        waiting = list(requests(max(6, 4 * concurrency), seed=concurrency))
+    def serve(self, concurrency: int, turn: int) -> float:
+        waiting = closed_loop(concurrency, turn)
         begin = monotonic()
         return len(self.run(waiting, concurrency)) / (monotonic() - begin)
 
-    def decode(self, num_tokens: int) -> float:
+    def decode(self, num_tokens: int, turn: int) -> float:
         times = self.run([(words(20, random.Random()), num_tokens)], 1)
         return (len(times) - 1) / (times[-1] - times[0])
 
-    def prefill(self, num_words: int) -> float:
+    def prefill(self, num_words: int, turn: int) -> float:
         prompt = words(num_words, random.Random())
         num_tokens = self._pipe.get_tokenizer().encode(prompt).input_ids.shape[1]
         begin = monotonic()
@@ -65,9 +65,9 @@ def main(path: str, slots: int) -> None:
     pipeline = Pipeline(path, slots)
     print("ready", flush=True)
     for line in sys.stdin:
-        kind, number = line.split()
+        kind, number, turn = line.split()
         measure = {"serve": pipeline.serve, "decode": pipeline.decode, "prefill": pipeline.prefill}[kind]
-        print(measure(int(number)), flush=True)
+        print(measure(int(number), int(turn)), flush=True)
 
 
 if __name__ == "__main__":

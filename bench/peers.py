@@ -1,9 +1,11 @@
 """`make bench-peers`: Octavo and llama.cpp's server over HTTP, OpenVINO GenAI in process, on the same requests.
 
-    .venv/bin/python bench/peers.py [--model gemma3-270m] [--concurrency 1,8,32] [--flags "--weight-dtype native"]
+    .venv/bin/python bench/peers.py [--model gemma3-270m] [--concurrency 1,8,32] [--turns 3]
+                                    [--flags "--weight-dtype native"]
 
 Makes an environment for the peers in build/peers on first use. All engines stay loaded and take turns, measurement
-by measurement, so that each ratio is of figures taken within seconds of each other. A peer that cannot load the
+by measurement, so that each ratio is of figures taken within seconds of each other. Rates and ratios are medians
+over the turns: a machine whose memory has other users changes from one to the next. A peer that cannot load the
 model is left out, and its reason printed. Writes build/bench/MODEL/peers.json.
 """
 
@@ -18,6 +20,7 @@ import venv
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from statistics import median
 from time import monotonic, sleep
 from typing import IO, Protocol
 
@@ -32,14 +35,15 @@ from octavo.weights import hub
 HERE, PEERS = Path(__file__).parent, ROOT / "build" / "peers"
 PACKAGES = {"OpenVINO GenAI": "openvino-genai", "llama.cpp": "xllamacpp"}
 NAMES = ("Octavo", *PACKAGES)
-NUM_DECODED, NUM_PROMPT_WORDS, TURNS = 200, 512, 3
+NUM_DECODED, NUM_PROMPT_WORDS = 200, 512
+SHORT = 3  # turns of a measurement of one stream to one of a closed loop
 START_S = 120.0  # for loading a model
 
 
 class Engine(Protocol):
-    def measure(self, kind: str, value: int) -> float:
+    def measure(self, kind: str, value: int, turn: int) -> float:
         """serve: output tokens/s of `value` requests at a time. decode: tokens/s of one stream of `value` tokens.
-        prefill: prompt tokens/s of `value` words."""
+        prefill: prompt tokens/s of `value` words. No turn asks what another has."""
         ...
 
 
@@ -47,8 +51,8 @@ class HttpEngine:
     def __init__(self, port: int) -> None:
         self._port = port
 
-    def measure(self, kind: str, value: int) -> float:
-        rate: float = asyncio.run(getattr(http_client, kind)(self._port, value))
+    def measure(self, kind: str, value: int, turn: int) -> float:
+        rate: float = asyncio.run(getattr(http_client, kind)(self._port, value, turn))
         return rate
 
     def wait(self, process: subprocess.Popen[str]) -> None:
@@ -74,8 +78,8 @@ class PipedEngine:
         self._from: IO[str] = process.stdout
         self._answer()
 
-    def measure(self, kind: str, value: int) -> float:
-        print(kind, value, file=self._to, flush=True)
+    def measure(self, kind: str, value: int, turn: int) -> float:
+        print(kind, value, turn, file=self._to, flush=True)
         return float(self._answer())
 
     def _answer(self) -> str:
@@ -148,21 +152,30 @@ def versions() -> dict[str, str]:
     return dict(zip(PACKAGES, found, strict=True))
 
 
-def measure(engines: dict[str, Engine], what: str, kind: str, value: int) -> Row:
-    """Of each engine the best of some turns; closed loops, which take long, have one."""
-    turns = 1 if kind == "serve" else TURNS
-    taken = [{name: e.measure(kind, value) for name, e in engines.items()} for _ in range(turns)]
-    best = {name: max(turn[name] for turn in taken) for name in engines}
-    mine = best.pop("Octavo")
-    ratios = {f"ratio to {name}": mine / theirs for name, theirs in best.items()}
-    return Row(what, mine, "tok/s", None, best | ratios)
+def measure(engines: dict[str, Engine], what: str, kind: str, value: int, turns: int) -> Row:
+    """Medians over the turns of each engine's rate and of the ratios within a turn; lowest and highest too."""
+    taken: list[dict[str, float]] = [
+        {name: e.measure(kind, value, turn) for name, e in engines.items()} for turn in range(turns)
+    ]
+    more = {}
+    for name in (n for n in engines if n != "Octavo"):
+        ratios = [turn["Octavo"] / turn[name] for turn in taken]
+        more[name] = median(turn[name] for turn in taken)
+        more[f"ratio to {name}"] = median(ratios)
+        more[f"lowest ratio to {name}"], more[f"highest ratio to {name}"] = min(ratios), max(ratios)
+    return Row(what, median(turn["Octavo"] for turn in taken), "tok/s", None, more)
 
 
 def show(rows: list[Row], names: list[str]) -> None:
     peers = [n for n in names if n != "Octavo"]
-    table = Table("tokens/s", "Octavo", *(column for name in peers for column in (name, "ratio")))
+    table = Table(
+        "tokens/s", "Octavo", *(column for name in peers for column in (name, "ratio", "from – to"))
+    )
     for row in rows:
-        cells = [number(row.more[f"{prefix}{n}"]) for n in peers for prefix in ("", "ratio to ")]
+        cells = []
+        for name in peers:
+            low, high = (number(row.more[f"{which} ratio to {name}"]) for which in ("lowest", "highest"))
+            cells += [number(row.more[name]), number(row.more[f"ratio to {name}"]), f"{low} – {high}"]
         table.add_row(row.what, number(row.value), *cells)
     Console().print(table)
 
@@ -175,9 +188,14 @@ def main() -> None:
     parser.add_argument("--concurrency", default="1,8,32")
     parser.add_argument("--engines", default=",".join(NAMES), help="some of them")
     parser.add_argument("--flags", default="", help="for octavo serve, separated by spaces")
+    parser.add_argument(
+        "--turns", type=int, default=1, help=f"of a closed loop; {SHORT} times that of one stream"
+    )
     args = parser.parse_args()
     if unknown := set(args.engines.split(",")) - set(NAMES):
         parser.error(f"--engines {', '.join(sorted(unknown))}: use some of {', '.join(NAMES)}")
+    if args.turns < 1:
+        parser.error(f"--turns {args.turns}: at least 1")
     model = hub.resolve(args.model)
     concurrency = [int(c) for c in args.concurrency.split(",")]
     install()
@@ -186,14 +204,15 @@ def main() -> None:
         for name in args.engines.split(","):
             try:
                 engines[name] = start(name, model, max(concurrency), args.flags.split(), stack)
-                engines[name].measure("decode", 32)  # warm up
+                engines[name].measure("decode", 32, 0)  # warm up
             except RuntimeError as error:
                 if name == "Octavo":
                     raise
                 print(f"left out: {error}", flush=True)
-        rows = [measure(engines, "one stream, decoding", "decode", NUM_DECODED)]
-        rows.append(measure(engines, f"prompt of {NUM_PROMPT_WORDS} words", "prefill", NUM_PROMPT_WORDS))
-        rows += [measure(engines, f"serve, c={c}", "serve", c) for c in concurrency]
+        short, prompt = SHORT * args.turns, f"prompt of {NUM_PROMPT_WORDS} words"
+        rows = [measure(engines, "one stream, decoding", "decode", NUM_DECODED, short)]
+        rows.append(measure(engines, prompt, "prefill", NUM_PROMPT_WORDS, short))
+        rows += [measure(engines, f"serve, c={c}", "serve", c, args.turns) for c in concurrency]
     show(rows, list(engines))
     save(model_name(args.model), "peers", vars(args) | {"versions": versions()}, rows)
 
