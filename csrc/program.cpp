@@ -284,30 +284,32 @@ void Program::paged_attention(Slot q, CacheLayer layer, float scale, int window,
   attentions_.push_back({kv, layer.group, window});
   recorded().row_cost.add_attention(window, q.width);
   append("paged_attention",
-         [this, kv, following = attentions_.size(), a, max_len, from = view(q, "q"), to = view(out, "out"),
+         [this, kv, following = attentions_.size(), a, from = view(q, "q"), to = view(out, "out"),
           g = layer.group](const Step& s, Worker w) {
     look_ahead(following, s, w);
     if (!is_whole(&w)) return;
     Attention mine = a;
     mine.quantized = s.of(a.quantized);
     const bool is_divided =
-        kernels_->paged_attention(s.of(from), kv, s.batches[g], mine, s.of(to), scratch(s, w, kv.head_size, max_len), w);
+        kernels_->paged_attention(s.of(from), kv, s.batches[g], mine, s.of(to), scratch(s), w);
     is_divided_[static_cast<size_t>(s.strand)].store(is_divided, std::memory_order_relaxed);  // the same for all workers
   });
   recorded().segments.back().reads_cache = true;
   barrier();
-  append("merge_attention", [this, kv, a, max_len, from = view(q, "q"), to = view(out, "out"), g = layer.group](
+  append("merge_attention", [this, kv, a, from = view(q, "q"), to = view(out, "out"), g = layer.group](
                                 const Step& s, Worker w) {
     if (!is_divided_[static_cast<size_t>(s.strand)].load(std::memory_order_relaxed) || !is_whole(&w)) return;
     Attention mine = a;
     mine.quantized = s.of(a.quantized);
-    kernels_->merge_attention(s.of(from), kv, s.batches[g], mine, s.of(to), scratch(s, w, kv.head_size, max_len), w);
+    kernels_->merge_attention(s.of(from), kv, s.batches[g], mine, s.of(to), scratch(s), w);
   });
 }
 
-// The memory that the attention of a strand of `w.count` workers has for itself.
-void* Program::scratch(const Step& step, Worker w, int head_size, int64_t max_len) const {
-  return scratch_.as<char>() + step.strand * kernels_->attention_scratch_bytes(w.count, head_size, max_len);
+// The memory that the attention of a strand has for itself: an equal share, since strands can be at different layers. It
+// is enough for any: what the workers of all strands together need, all workers in one would.
+void* Program::scratch(const Step& step) const {
+  const size_t share = scratch_.bytes() / static_cast<size_t>(step.num_strands) / 64 * 64;
+  return scratch_.as<char>() + share * static_cast<size_t>(step.strand);
 }
 
 // ---- recording: state-space layers --------------------------------------------------------------------------------

@@ -169,7 +169,7 @@ class Program {
                       float* maxima);
   int num_logit_rows() const { return num_logit_rows_; }
   // The rows [begin, end) of each strand of the last forward() or logits(), and whether one read what another wrote.
-  std::pair<std::vector<std::pair<int, int>>, bool> division() const;
+  std::pair<std::vector<std::pair<int, int>>, bool> division();
   // Seconds that all workers together spent in each kind of instruction since the last call, most first. The first
   // call turns the measuring on: two clock reads an instruction.
   std::vector<std::pair<std::string, double>> profile();
@@ -226,7 +226,7 @@ class Program {
   void choose(const int32_t* rows, int num_rows);
   // `groups`: a batch of the step's rows for each group.
   void execute(const Part& part, const Step& step, const std::vector<Batch>& groups);
-  void* scratch(const Step& step, Worker w, int head_size, int64_t max_len) const;
+  void* scratch(const Step& step) const;
   // From here on workers ask for what the attention of that number will read.
   void look_ahead(size_t attention, const Step& step, Worker w) const;
 

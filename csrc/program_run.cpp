@@ -126,7 +126,13 @@ void Program::execute(const Part& part, const Step& step, const std::vector<Batc
                     strand.groups.data(), strand.begin, number, num_strands};
     const auto worker = static_cast<size_t>(number * w.count + w.id);
     if (looks_ahead) w.ahead = &aheads_[worker];
-    if (looks_ahead && segment == 0 && &part == &forward_) look_ahead(0, mine, w);
+    if (looks_ahead && segment == 0) {
+      if (&part == &forward_) {
+        look_ahead(0, mine, w);
+      } else {
+        *w.ahead = {};  // what the forward part left belongs to strands that are no more
+      }
+    }
     for (const Instruction& instruction : part.segments[static_cast<size_t>(segment)].instructions) {
       if (!is_timed_) {
         instruction.run(mine, w);
@@ -142,7 +148,8 @@ void Program::execute(const Part& part, const Step& step, const std::vector<Batc
   all_seconds_ += seconds_since(begin) * pool_->num_threads();
 }
 
-std::pair<std::vector<std::pair<int, int>>, bool> Program::division() const {
+std::pair<std::vector<std::pair<int, int>>, bool> Program::division() {
+  std::lock_guard<std::mutex> lock(running_);
   std::vector<std::pair<int, int>> rows;
   for (int i = 0; i < strands_.size(); ++i) rows.emplace_back(strands_[i].begin, strands_[i].end);
   return {rows, is_joint_};

@@ -40,8 +40,8 @@ struct Strand {
 
 class Strands {
  public:
-  // Divides the rows of `groups`, which must outlive the division, by a number that divides num_threads; 1 where no other
-  // keeps all threads about equally busy.
+  // Divides the rows of `groups`, which must outlive the division, by the largest divisor of num_threads that leaves a
+  // strand some rows. Not at all where strands would not be about equal.
   void divide(const std::vector<Batch>& groups, const RowCost& cost, int num_threads);
   // All rows in one strand.
   void keep_whole(const std::vector<Batch>& groups) { cut(groups, {0, groups.front().num_tokens}); }

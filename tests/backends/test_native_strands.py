@@ -89,7 +89,7 @@ def run(runner: Any, inputs: StepInputs) -> tuple[np.ndarray, tuple[list[tuple[i
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("name", STEPS)
 def test_no_division_shows_in_a_result(runner_of, name, window, dtype):
-    """First the tokens that precede, 16 at a time in one strand; then the step."""
+    """First the tokens that precede, 10 at a time in one strand; then the step."""
     num_groups = 1 if window is None else 2
     results = []
     for num_threads in (1, 2, 3, 4, 8):
@@ -186,3 +186,25 @@ def test_states_pass_from_row_to_row_in_one_strand(function_model):
     layer = group_layers([spec]).layers[0]
     model = function_model(lambda ops: ops.conv1d(ops.embed(table), taps, None, layer))
     assert run(compiled(backend, model, [spec], "fp32"), inputs_of([(0, 100)]))[1] == ([(0, 100)], False)
+
+
+def test_strands_in_layers_of_different_head_sizes_have_memory_of_their_own(function_model):
+    specs, results = [FullAttentionSpec(1, 64), FullAttentionSpec(4, 16)] * 3, []
+    layers = group_layers(specs).layers
+    for num_threads in (1, 4):
+        backend = NativeBackend(num_threads)
+        table = backend.embedding(random(64, WIDTH), "float32")
+
+        def forward(ops, table=table):
+            x = ops.embed(table)
+            for layer in layers:
+                ops.write_kv(x, x, layer)
+                x = ops.add(x, ops.paged_attention(x, layer, 0.1))
+            return x
+
+        runner = compiled(backend, function_model(forward), specs, "fp32")
+        num_groups = len(group_layers(specs).groups)
+        inputs = inputs_of([(7, 1)] * 40, num_groups)
+        results += [run(runner, inputs)[0] for _ in range(100)]
+        assert len(runner._program.division()[0]) == num_threads
+    assert all(np.array_equal(result, results[0]) for result in results)
