@@ -22,7 +22,7 @@ class Completion:
     last: float
 
 
-async def serve(port: int, concurrency: int, turn: int = 0) -> float:
+async def serve(port: int, concurrency: int, turn: int) -> float:
     """Closed loop: output tokens a second."""
     slots = asyncio.Semaphore(concurrency)
 
@@ -35,13 +35,13 @@ async def serve(port: int, concurrency: int, turn: int = 0) -> float:
     return sum(counts) / (monotonic() - begin)
 
 
-async def decode(port: int, num_tokens: int, turn: int = 0) -> float:
+async def decode(port: int, num_tokens: int) -> float:
     """One stream, from its first token to its last: tokens a second."""
     done = await complete(port, words(20, random.Random()), num_tokens)
     return (done.output_tokens - 1) / (done.last - done.first)
 
 
-async def prefill(port: int, num_words: int, turn: int = 0) -> float:
+async def prefill(port: int, num_words: int) -> float:
     """One prompt that nobody has seen and one token out: prompt tokens a second."""
     done = await complete(port, words(num_words, random.Random()), 1)
     return done.prompt_tokens / (done.last - done.begin)

@@ -50,11 +50,11 @@ class Pipeline:
         begin = monotonic()
         return len(self.run(waiting, concurrency)) / (monotonic() - begin)
 
-    def decode(self, num_tokens: int, turn: int) -> float:
+    def decode(self, num_tokens: int) -> float:
         times = self.run([(words(20, random.Random()), num_tokens)], 1)
         return (len(times) - 1) / (times[-1] - times[0])
 
-    def prefill(self, num_words: int, turn: int) -> float:
+    def prefill(self, num_words: int) -> float:
         prompt = words(num_words, random.Random())
         num_tokens = self._pipe.get_tokenizer().encode(prompt).input_ids.shape[1]
         begin = monotonic()
@@ -65,9 +65,9 @@ def main(path: str, slots: int) -> None:
     pipeline = Pipeline(path, slots)
     print("ready", flush=True)
     for line in sys.stdin:
-        kind, number, turn = line.split()
+        kind, *numbers = line.split()
         measure = {"serve": pipeline.serve, "decode": pipeline.decode, "prefill": pipeline.prefill}[kind]
-        print(measure(int(number), int(turn)), flush=True)
+        print(measure(*map(int, numbers)), flush=True)
 
 
 if __name__ == "__main__":

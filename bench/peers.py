@@ -41,9 +41,9 @@ START_S = 120.0  # for loading a model
 
 
 class Engine(Protocol):
-    def measure(self, kind: str, value: int, turn: int) -> float:
-        """serve: output tokens/s of `value` requests at a time. decode: tokens/s of one stream of `value` tokens.
-        prefill: prompt tokens/s of `value` words. No turn asks what another has."""
+    def measure(self, kind: str, *values: int) -> float:
+        """serve: output tokens/s of so many requests at a time, others in each turn, the second value. decode:
+        tokens/s of one stream of so many tokens. prefill: prompt tokens/s of so many words."""
         ...
 
 
@@ -51,8 +51,8 @@ class HttpEngine:
     def __init__(self, port: int) -> None:
         self._port = port
 
-    def measure(self, kind: str, value: int, turn: int) -> float:
-        rate: float = asyncio.run(getattr(http_client, kind)(self._port, value, turn))
+    def measure(self, kind: str, *values: int) -> float:
+        rate: float = asyncio.run(getattr(http_client, kind)(self._port, *values))
         return rate
 
     def wait(self, process: subprocess.Popen[str]) -> None:
@@ -78,8 +78,8 @@ class PipedEngine:
         self._from: IO[str] = process.stdout
         self._answer()
 
-    def measure(self, kind: str, value: int, turn: int) -> float:
-        print(kind, value, turn, file=self._to, flush=True)
+    def measure(self, kind: str, *values: int) -> float:
+        print(kind, *values, file=self._to, flush=True)
         return float(self._answer())
 
     def _answer(self) -> str:
@@ -154,9 +154,8 @@ def versions() -> dict[str, str]:
 
 def measure(engines: dict[str, Engine], what: str, kind: str, value: int, turns: int) -> Row:
     """Medians over the turns of each engine's rate and of the ratios within a turn; lowest and highest too."""
-    taken: list[dict[str, float]] = [
-        {name: e.measure(kind, value, turn) for name, e in engines.items()} for turn in range(turns)
-    ]
+    asked = [(value, turn) if kind == "serve" else (value,) for turn in range(turns)]
+    taken = [{name: e.measure(kind, *values) for name, e in engines.items()} for values in asked]
     more = {}
     for name in (n for n in engines if n != "Octavo"):
         ratios = [turn["Octavo"] / turn[name] for turn in taken]
@@ -204,7 +203,7 @@ def main() -> None:
         for name in args.engines.split(","):
             try:
                 engines[name] = start(name, model, max(concurrency), args.flags.split(), stack)
-                engines[name].measure("decode", 32, 0)  # warm up
+                engines[name].measure("decode", 32)  # warm up
             except RuntimeError as error:
                 if name == "Octavo":
                     raise

@@ -288,10 +288,8 @@ void Program::paged_attention(Slot q, CacheLayer layer, float scale, int window,
           g = layer.group](const Step& s, Worker w) {
     look_ahead(following, s, w);
     if (!is_whole(&w)) return;
-    Attention mine = a;
-    mine.quantized = s.of(a.quantized);
     const bool is_divided =
-        kernels_->paged_attention(s.of(from), kv, s.batches[g], mine, s.of(to), scratch(s), w);
+        kernels_->paged_attention(s.of(from), kv, s.batches[g], s.of(a), s.of(to), scratch(s), w);
     is_divided_[static_cast<size_t>(s.strand)].store(is_divided, std::memory_order_relaxed);  // the same for all workers
   });
   recorded().segments.back().reads_cache = true;
@@ -299,9 +297,7 @@ void Program::paged_attention(Slot q, CacheLayer layer, float scale, int window,
   append("merge_attention", [this, kv, a, from = view(q, "q"), to = view(out, "out"), g = layer.group](
                                 const Step& s, Worker w) {
     if (!is_divided_[static_cast<size_t>(s.strand)].load(std::memory_order_relaxed) || !is_whole(&w)) return;
-    Attention mine = a;
-    mine.quantized = s.of(a.quantized);
-    kernels_->merge_attention(s.of(from), kv, s.batches[g], mine, s.of(to), scratch(s), w);
+    kernels_->merge_attention(s.of(from), kv, s.batches[g], s.of(a), s.of(to), scratch(s), w);
   });
 }
 

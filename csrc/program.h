@@ -180,14 +180,15 @@ class Program {
     int rows;                  // of T, or of the logit rows
     const int32_t* tokens;     // [rows] token ids, or the rows to gather
     const int32_t* positions;  // [rows]
-    const Batch* batches = nullptr;  // one per group
-    int first_row = 0;
-    int strand = 0, num_strands = 1;
+    const Batch* batches;      // one per group
+    int first_row;
+    int strand, num_strands;
 
     // The strand's rows of an array.
     View of(const View& x) const { return {x.data + first_row * x.ld, x.ld, x.width}; }
-    QuantRows of(const QuantRows& x) const;
-    Epilogue of(const Epilogue& e) const;
+    QuantRows of(QuantRows x) const;
+    Epilogue of(Epilogue e) const;
+    Attention of(Attention a) const;
   };
   using Run = std::function<void(const Step&, Worker)>;
   struct Instruction {
@@ -224,8 +225,8 @@ class Program {
   void check_block(const int32_t* blocks, int64_t index, int seq) const;
   void hold(const StepArrays& step);
   void choose(const int32_t* rows, int num_rows);
-  // `groups`: a batch of the step's rows for each group.
-  void execute(const Part& part, const Step& step, const std::vector<Batch>& groups);
+  // `tokens`: of each row the token id, or the row to gather. `groups`: for each group a batch of the rows.
+  void execute(const Part& part, const int32_t* tokens, const std::vector<Batch>& groups);
   void* scratch(const Step& step) const;
   // From here on workers ask for what the attention of that number will read.
   void look_ahead(size_t attention, const Step& step, Worker w) const;

@@ -86,14 +86,24 @@ void Program::check_step(const StepArrays& step) const {
   }
 }
 
-QuantRows Program::Step::of(const QuantRows& x) const {
+QuantRows Program::Step::of(QuantRows x) const {
   if (!x.q) return x;
-  return {x.q + first_row * x.row_bytes, x.scale + first_row, x.sum + first_row, x.stride, x.group, x.row_bytes};
+  x.q += first_row * x.row_bytes;
+  x.scale += first_row;
+  x.sum += first_row;
+  return x;
 }
 
-Epilogue Program::Step::of(const Epilogue& e) const {
-  return {e.y + first_row * e.ldy, e.ldy, e.bias, e.residual ? e.residual + first_row * e.ldr : nullptr,
-          e.ldr, e.act, of(e.quantized)};
+Epilogue Program::Step::of(Epilogue e) const {
+  e.y += first_row * e.ldy;
+  if (e.residual) e.residual += first_row * e.ldr;
+  e.quantized = of(e.quantized);
+  return e;
+}
+
+Attention Program::Step::of(Attention a) const {
+  a.quantized = of(a.quantized);
+  return a;
 }
 
 void Program::look_ahead(size_t attention, const Step& step, Worker w) const {
@@ -104,7 +114,7 @@ void Program::look_ahead(size_t attention, const Step& step, Worker w) const {
   *w.ahead = {next.kv, &batch, next.window, begin, end, nullptr, nullptr, 0, budget};
 }
 
-void Program::execute(const Part& part, const Step& step, const std::vector<Batch>& groups) {
+void Program::execute(const Part& part, const int32_t* tokens, const std::vector<Batch>& groups) {
   using Clock = std::chrono::steady_clock;
   const auto seconds_since = [](Clock::time_point begin) {
     return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -119,20 +129,14 @@ void Program::execute(const Part& part, const Step& step, const std::vector<Batc
   const int num_strands = strands_.size();
   is_joint_ = &part == &forward_ && strands_.must_join(group_windows_, limits_.block_size, cache_->num_blocks());
   const bool looks_ahead = !attentions_.empty();
-  aheads_.resize(static_cast<size_t>(pool_->num_parts()));
+  aheads_.assign(static_cast<size_t>(pool_->num_parts()), {});  // those of the part before belong to its strands
   const auto run = [&](int number, int segment, Worker w) {
     const Strand& strand = strands_[number];
-    const Step mine{strand.end - strand.begin, step.tokens + strand.begin, step.positions + strand.begin,
+    const Step mine{strand.end - strand.begin, tokens + strand.begin, strand.groups.front().positions,
                     strand.groups.data(), strand.begin, number, num_strands};
     const auto worker = static_cast<size_t>(number * w.count + w.id);
     if (looks_ahead) w.ahead = &aheads_[worker];
-    if (looks_ahead && segment == 0) {
-      if (&part == &forward_) {
-        look_ahead(0, mine, w);
-      } else {
-        *w.ahead = {};  // what the forward part left belongs to strands that are no more
-      }
-    }
+    if (looks_ahead && segment == 0 && &part == &forward_) look_ahead(0, mine, w);
     for (const Instruction& instruction : part.segments[static_cast<size_t>(segment)].instructions) {
       if (!is_timed_) {
         instruction.run(mine, w);
@@ -179,7 +183,7 @@ void Program::forward(const StepArrays& step) {
   check_step(step);
   hold(step);
   if (step.num_tokens == 0) return;
-  execute(forward_, {step.num_tokens, step.tokens, step.positions}, held_.groups);
+  execute(forward_, step.tokens, held_.groups);
 }
 
 // Keeps what the logits part needs of a checked step: the arrays may change before logits() is called.
@@ -246,7 +250,7 @@ const float* Program::logits(const int32_t* rows, int num_rows) {
   }
   num_logit_rows_ = num_rows;
   choose(rows, num_rows);
-  if (num_rows > 0) execute(logits_part_, {num_rows, rows, chosen_.positions.data()}, chosen_.groups);
+  if (num_rows > 0) execute(logits_part_, rows, chosen_.groups);
   return arena_.as<float>() + logits_.offset;
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -98,11 +99,7 @@ def test_no_division_shows_in_a_result(runner_of, name, window, dtype):
             for start in range(0, before, 10):
                 part = inputs_of([(start, min(10, before - start))], num_groups)
                 tables = tuple(table[[seq]].copy() for table in inputs.block_tables)
-                runner.forward(
-                    StepInputs(
-                        part.tokens, part.positions, part.query_starts, part.seq_lens, part.table_rows, tables
-                    )
-                )
+                runner.forward(replace(part, block_tables=tables))
         result, (strands, is_joint) = run(runner, inputs)
         rows = [0, *(end for _, end in strands)]
         assert strands == list(zip(rows, rows[1:], strict=False))
@@ -160,9 +157,8 @@ def test_strands_join_where_one_reads_a_block_that_another_writes(runner_of):
             results.append(result)
     for result in results[1:]:
         np.testing.assert_array_equal(result, results[0])
-    inputs.block_tables[0][30, 0] = inputs.block_tables[0][
-        39, 2
-    ]  # what another sequence of its own strand writes
+    # What another sequence of its own strand writes.
+    inputs.block_tables[0][30, 0] = inputs.block_tables[0][39, 2]
     assert run(runner_of(2), inputs)[1][1] is False
 
 
