@@ -43,14 +43,15 @@ class NullRunner:
         self._logits = np.zeros((LOGIT_ROWS, VOCAB), np.float32)  # [R, V]
         self._logits[:, 7] = 1000.0
 
-    def forward(self, inputs: StepInputs) -> None:
-        pass
+    def run(self, inputs: StepInputs, rows: I32) -> tuple[F32, I32, F32]:
+        logits = self._logits[: len(rows)]
+        return logits, *self.best(logits)
 
     def logits(self, rows: I32) -> F32:
         return self._logits[: len(rows)]
 
-    def argmax(self, logits: F32) -> I32:
-        return logits.argmax(axis=1).astype(np.int32)
+    def best(self, logits: F32) -> tuple[I32, F32]:
+        return logits.argmax(axis=1).astype(np.int32), logits.max(axis=1)
 
 
 class Stopwatch:
@@ -102,8 +103,9 @@ def measure(num_sequences: int, num_steps: int, temperature: float) -> dict[str,
     for name, owner, method in (
         ("schedule", engine.scheduler, "step"),
         ("inputs", engine.executor._inputs, "build"),
-        ("model", engine.executor._runner, "forward"),
+        ("model", engine.executor._runner, "run"),
         ("model", engine.executor._runner, "logits"),
+        ("model", engine.executor._runner, "best"),
         ("run", engine.executor, "run"),
         ("apply", engine.scheduler, "apply"),
         ("observe", engine.observer, "observe"),

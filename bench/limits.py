@@ -165,6 +165,11 @@ class MeteredRunner:
         logits: F32 = self._runner.logits(rows)
         return logits
 
+    def run(self, inputs: StepInputs, rows: I32) -> tuple[F32, I32, F32]:
+        self._meter.steps.append(Step(np.diff(inputs.query_starts), inputs.seq_lens.copy(), len(rows)))
+        found: tuple[F32, I32, F32] = self._runner.run(inputs, rows)
+        return found
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 

@@ -127,9 +127,9 @@ def run_loop(bench: Bench, waiting: Iterator[tuple[list[int], int]], concurrency
             loop.seconds = monotonic() - begin
             return loop
         outputs = bench.engine.step()
-        assert outputs.stats is not None
-        loop.step_s.append(outputs.stats.step_s)
-        loop.schedule_s += outputs.stats.schedule_s
+        if outputs.stats is not None:
+            loop.step_s += outputs.stats.step_s
+            loop.schedule_s += outputs.stats.schedule_s
         for delta in outputs.deltas:
             loop.num_tokens += len(delta.token_ids)
             if delta.request_id in started:

@@ -65,10 +65,10 @@ def measure(
             engine.add_request(GenerateRequest(f"{data}-{params}-{num_started}", ids, wanted))
             num_started, running = num_started + 1, running + 1
         outputs = engine.step()
-        assert outputs.stats is not None
         if running == groups:
-            used += outputs.stats.blocks_used
-            saved += outputs.stats.blocks_saved
+            cache = engine.scheduler.allocator.stats()
+            used += cache.num_blocks_used
+            saved += cache.num_blocks_saved
             sequences += engine.scheduler.num_running_seqs
             steps += 1
         ended = {d.request_id for d in outputs.deltas if d.finish_reason}

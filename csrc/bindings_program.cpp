@@ -149,8 +149,8 @@ void bind_cache(nb::module_& m) {
 }
 
 // tokens, positions [T], query_starts [S+1], seq_lens, table_rows [S], one block table [rows, max_blocks] a group.
-void forward(Program& program, const AnyArray& tokens, const AnyArray& positions, const AnyArray& query_starts,
-             const AnyArray& seq_lens, const AnyArray& table_rows, const std::vector<AnyArray>& block_tables) {
+StepArrays step_arrays(const AnyArray& tokens, const AnyArray& positions, const AnyArray& query_starts,
+                       const AnyArray& seq_lens, const AnyArray& table_rows, const std::vector<AnyArray>& block_tables) {
   StepArrays step{};
   step.num_tokens = check::dimension(tokens, 0, "tokens");
   step.num_seqs = check::dimension(seq_lens, 0, "seq_lens");
@@ -163,12 +163,25 @@ void forward(Program& program, const AnyArray& tokens, const AnyArray& positions
     const int rows = check::dimension(table, 0, "block_tables"), max_blocks = check::dimension(table, 1, "block_tables");
     step.tables.push_back({check::array<int32_t>(table, "block_tables", {rows, max_blocks}), rows, max_blocks});
   }
+  return step;
+}
+
+void forward(Program& program, const AnyArray& tokens, const AnyArray& positions, const AnyArray& query_starts,
+             const AnyArray& seq_lens, const AnyArray& table_rows, const std::vector<AnyArray>& block_tables) {
+  const StepArrays step = step_arrays(tokens, positions, query_starts, seq_lens, table_rows, block_tables);
   nb::gil_scoped_release unlocked;
   program.forward(step);
 }
 
 // A view into the program's memory, valid until its next call.
-nb::ndarray<nb::numpy, const float> logits(nb::handle self, const AnyArray& rows) {
+using LogitsView = nb::ndarray<nb::numpy, const float>;
+
+LogitsView logits_view(nb::handle self, const float* data, int num_rows) {
+  const Slot slot = nb::cast<Program&>(self).logits_slot();
+  return {data, {static_cast<size_t>(num_rows), static_cast<size_t>(slot.width)}, self, {slot.stride, 1}};
+}
+
+LogitsView logits(nb::handle self, const AnyArray& rows) {
   auto& program = nb::cast<Program&>(self);
   const int num_rows = check::dimension(rows, 0, "rows");
   const int32_t* data = check::array<int32_t>(rows, "rows", {num_rows});
@@ -177,8 +190,7 @@ nb::ndarray<nb::numpy, const float> logits(nb::handle self, const AnyArray& rows
     nb::gil_scoped_release unlocked;
     result = program.logits(data, num_rows);
   }
-  const Slot slot = program.logits_slot();
-  return {result, {static_cast<size_t>(num_rows), static_cast<size_t>(slot.width)}, self, {slot.stride, 1}};
+  return logits_view(self, result, num_rows);
 }
 
 template <class T>
@@ -188,17 +200,42 @@ nb::ndarray<nb::numpy, T> owned(std::unique_ptr<T[]> values, std::initializer_li
   return {data, shape, owner};
 }
 
-// [R], a copy.
-nb::ndarray<nb::numpy, int32_t> argmax(Program& program) {
-  const int32_t* best;
+template <class T>
+nb::ndarray<nb::numpy, T> copy_of(const T* values, size_t count) {
+  std::unique_ptr<T[]> copy(new T[count]);
+  std::copy(values, values + count, copy.get());
+  return owned(std::move(copy), {count});
+}
+
+// Indices and values, [R] each, copies.
+nb::tuple best(Program& program) {
+  std::pair<const int32_t*, const float*> found;
   {
     nb::gil_scoped_release unlocked;
-    best = program.argmax();
+    found = program.best();
   }
   const auto rows = static_cast<size_t>(program.num_logit_rows());
-  std::unique_ptr<int32_t[]> copy(new int32_t[rows]);
-  std::copy(best, best + rows, copy.get());
-  return owned(std::move(copy), {rows});
+  return nb::make_tuple(copy_of(found.first, rows), copy_of(found.second, rows));
+}
+
+// forward(), logits() and best().
+nb::tuple run(nb::handle self, const AnyArray& tokens, const AnyArray& positions, const AnyArray& query_starts,
+              const AnyArray& seq_lens, const AnyArray& table_rows, const std::vector<AnyArray>& block_tables,
+              const AnyArray& rows) {
+  auto& program = nb::cast<Program&>(self);
+  const StepArrays step = step_arrays(tokens, positions, query_starts, seq_lens, table_rows, block_tables);
+  const int num_rows = check::dimension(rows, 0, "rows");
+  const int32_t* row = check::array<int32_t>(rows, "rows", {num_rows});
+  const float* result;
+  std::pair<const int32_t*, const float*> best;
+  {
+    nb::gil_scoped_release unlocked;
+    program.forward(step);
+    result = program.logits(row, num_rows);
+    best = program.best();
+  }
+  const auto count = static_cast<size_t>(num_rows);
+  return nb::make_tuple(logits_view(self, result, num_rows), copy_of(best.first, count), copy_of(best.second, count));
 }
 
 // Sums and maxima, [R][B] each.
@@ -343,7 +380,9 @@ void bind_program(nb::module_& m) {
       .def("forward", &forward, nb::arg("tokens"), nb::arg("positions"), nb::arg("query_starts"), nb::arg("seq_lens"),
            nb::arg("table_rows"), nb::arg("block_tables"))
       .def("logits", &logits, nb::arg("rows"))
-      .def("argmax", &argmax)
+      .def("best", &best)
+      .def("run", &run, nb::arg("tokens"), nb::arg("positions"), nb::arg("query_starts"), nb::arg("seq_lens"),
+           nb::arg("table_rows"), nb::arg("block_tables"), nb::arg("rows"))
       .def("softmax_blocks", &softmax_blocks, nb::arg("scores"), nb::arg("block"), nb::arg("peaks"),
            nb::arg("temperatures"))
       .def("division", &Program::division,

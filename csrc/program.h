@@ -162,8 +162,9 @@ class Program {
   // [num_rows][stride of the logits slot], valid until the next call.
   const float* logits(const int32_t* rows, int num_rows);
   Slot logits_slot() const { return logits_; }
-  // Of each row of the last logits() the index of the largest value, as numpy's argmax; valid until the next call.
-  const int32_t* argmax();
+  // Of each row of the last logits() the index of the largest value, as numpy's argmax, and that value; valid until the
+  // next call.
+  std::pair<const int32_t*, const float*> best();
   // Of rows of scores [rows][x.width], in blocks of `block` columns, what softmax_blocks.inl says; [rows][blocks] each.
   void softmax_blocks(const View& x, int rows, int block, const float* peaks, const float* temperatures, double* sums,
                       float* maxima);
@@ -245,8 +246,8 @@ class Program {
   HeldBatches held_, chosen_;                 // of the last forward(), of the last logits()
   std::vector<std::vector<int32_t>> tables_;  // of the last forward(), per group: a row for each of its sequences
   int num_logit_rows_ = 0;  // of the last logits()
-  std::vector<float> best_values_;  // [workers][rows]
-  std::vector<int32_t> best_;
+  std::vector<float> best_values_;  // [workers][rows]; of all workers the first [rows]
+  std::vector<int32_t> best_;       // the same
   struct AttentionLayer {
     KVStore kv;
     int group, window;

@@ -254,16 +254,17 @@ const float* Program::logits(const int32_t* rows, int num_rows) {
   return arena_.as<float>() + logits_.offset;
 }
 
-const int32_t* Program::argmax() {
+std::pair<const int32_t*, const float*> Program::best() {
   std::lock_guard<std::mutex> lock(running_);
   const int rows = num_logit_rows_, workers = pool_->num_parts();
   best_values_.resize(static_cast<size_t>(workers) * static_cast<size_t>(rows));
   best_.resize(best_values_.size());
-  if (rows == 0) return best_.data();
-  const View x = view(logits_, "logits");
-  pool_->run([&](Worker w) { kernels_->argmax(x, rows, best_values_.data(), best_.data(), w); });
-  kernels_->join_argmax(rows, workers, best_values_.data(), best_.data());
-  return best_.data();
+  if (rows > 0) {
+    const View x = view(logits_, "logits");
+    pool_->run([&](Worker w) { kernels_->argmax(x, rows, best_values_.data(), best_.data(), w); });
+    kernels_->join_argmax(rows, workers, best_values_.data(), best_.data());
+  }
+  return {best_.data(), best_values_.data()};
 }
 
 void Program::softmax_blocks(const View& x, int rows, int block, const float* peaks, const float* temperatures,

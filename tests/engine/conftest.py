@@ -58,8 +58,13 @@ class CountingRunner:
                 logits[r] = np.nan
         return logits
 
-    def argmax(self, logits: Any) -> Any:
-        return logits.argmax(axis=1)
+    def best(self, logits: Any) -> Any:
+        return logits.argmax(axis=1), logits.max(axis=1)
+
+    def run(self, inputs: StepInputs, rows: I32) -> Any:
+        self.forward(inputs)
+        logits = self.logits(rows)
+        return logits, *self.best(logits)
 
     def copy_blocks(self, src: I32, dst: I32) -> None:
         self.cache[dst] = self.cache[src]

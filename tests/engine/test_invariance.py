@@ -39,10 +39,10 @@ def record_logits(engine: Engine) -> dict[tuple[int, int], str]:
     sampler = engine.executor._sampler
     original = sampler.sample
 
-    def sample(states, logits, best):
+    def sample(states, logits, best, peaks):
         for state, row in zip(states, logits, strict=True):
             seen[state.seq_id - 1, state.position] = hashlib.sha1(row.tobytes()).hexdigest()
-        return original(states, logits, best)
+        return original(states, logits, best, peaks)
 
     sampler.sample = sample
     return seen

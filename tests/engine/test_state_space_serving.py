@@ -69,10 +69,10 @@ def note_logits(served: Served) -> Logits:
     sampler = served.engine.executor._sampler
     original = sampler.sample
 
-    def sample(states, logits, best):
+    def sample(states, logits, best, peaks):
         for state, row in zip(states, logits, strict=True):
             seen[state.seq_id, state.position] = hashlib.sha1(row.tobytes()).hexdigest()
-        return original(states, logits, best)
+        return original(states, logits, best, peaks)
 
     sampler.sample = sample
     return seen

@@ -23,7 +23,7 @@ EOS = frozenset({0})
 
 
 def draw(sampler: Sampler, states: list[SampleState], logits: np.ndarray) -> Draws:
-    return sampler.sample(states, logits, logits.argmax(axis=1))
+    return sampler.sample(states, logits, logits.argmax(axis=1), logits.max(axis=1))
 
 
 def state(
@@ -331,9 +331,7 @@ def test_logprobs_are_of_the_raw_logits_and_rank_may_exceed_the_alternatives() -
 
 
 def prompt_logprobs(rows: F32, next_token_ids: list[int], k: int) -> list[TokenLogprobs]:
-    return Sampler(rows.shape[1], softmax_blocks).prompt_logprobs(
-        rows, rows.argmax(axis=1), next_token_ids, k
-    )
+    return Sampler(rows.shape[1], softmax_blocks).prompt_logprobs(rows, rows.max(axis=1), next_token_ids, k)
 
 
 def test_logprobs_are_at_temperature_1_whatever_the_draw_has() -> None:
@@ -346,7 +344,7 @@ def test_logprobs_are_at_temperature_1_whatever_the_draw_has() -> None:
 
 def test_candidates_are_the_most_likely_tokens_of_each_row() -> None:
     rows = np.array([LOG, [1, math.nan, 0, 0], LOG[::-1]], np.float32)
-    first, broken, second = Sampler(4, softmax_blocks).candidates(rows, rows.argmax(axis=1), [2, 2, 99])
+    first, broken, second = Sampler(4, softmax_blocks).candidates(rows, rows.max(axis=1), [2, 2, 99])
     assert broken is None
     assert first is not None
     assert [t for t, _ in first] == [1, 2]

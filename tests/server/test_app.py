@@ -91,7 +91,7 @@ def test_metrics_show_the_pool_before_the_first_step_and_the_steps_after(call: A
     assert idle.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert 'octavo_kv_blocks{state="free"} 1024.0' in idle.text
     for listener in engine.listeners:
-        listener(StepStats(requests_running=3, steps_total=1, step_s=0.5))
+        listener(StepStats(requests_running=3, steps_total=1, step_s=[0.5]))
     text = call("GET", "/metrics").text
     assert "octavo_requests_running 3.0" in text
     assert "octavo_step_seconds_sum 0.5" in text

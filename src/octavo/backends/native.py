@@ -58,14 +58,25 @@ class NativeRunner:
             inputs.query_starts,
             inputs.seq_lens,
             inputs.table_rows,
-            list(inputs.block_tables),
+            inputs.block_tables,
         )
 
     def logits(self, rows: I32) -> F32:
         return self._program.logits(rows)
 
-    def argmax(self, logits: F32) -> I32:
-        return self._program.argmax()
+    def best(self, logits: F32) -> tuple[I32, F32]:
+        return self._program.best()
+
+    def run(self, inputs: StepInputs, rows: I32) -> tuple[F32, I32, F32]:
+        return self._program.run(
+            inputs.tokens,
+            inputs.positions,
+            inputs.query_starts,
+            inputs.seq_lens,
+            inputs.table_rows,
+            inputs.block_tables,
+            rows,
+        )
 
     def softmax_blocks(self, scores: F32, block: int, peaks: F32, temperatures: F32) -> tuple[F64, F32]:
         return self._program.softmax_blocks(scores, block, peaks, temperatures)

@@ -250,9 +250,14 @@ class NumpyRunner:
         logits: F32 = self._model.logits(self._ops, self._hidden[rows])
         return logits
 
-    def argmax(self, logits: F32) -> I32:
+    def best(self, logits: F32) -> tuple[I32, F32]:
         best: I32 = logits.argmax(axis=1).astype(np.int32)
-        return best
+        return best, logits[np.arange(len(best)), best]
+
+    def run(self, inputs: StepInputs, rows: I32) -> tuple[F32, I32, F32]:
+        self.forward(inputs)
+        logits = self.logits(rows)
+        return logits, *self.best(logits)
 
     def softmax_blocks(self, scores: F32, block: int, peaks: F32, temperatures: F32) -> tuple[F64, F32]:
         return softmax_blocks(scores, block, peaks, temperatures)

@@ -244,8 +244,13 @@ class Runner(Protocol):
         """Logits [R, V] of the given rows of the last forward(); a view, valid until the next call."""
         ...
 
-    def argmax(self, logits: F32) -> I32:
-        """Of each row of what logits() returned last the index of the largest value, as numpy.argmax [R]."""
+    def best(self, logits: F32) -> tuple[I32, F32]:
+        """Of each row of what logits() returned last the index of the largest value, as numpy.argmax, and that
+        value: [R] each."""
+        ...
+
+    def run(self, inputs: StepInputs, rows: I32) -> tuple[F32, I32, F32]:
+        """forward(), logits() and best() in one call: after each, the interpreter finds its caches cold."""
         ...
 
     def softmax_blocks(self, scores: F32, block: int, peaks: F32, temperatures: F32) -> tuple[F64, F32]:

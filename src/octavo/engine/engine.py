@@ -65,7 +65,7 @@ class Engine:
         return self.scheduler.has_work
 
     def step(self) -> StepOutputs:
-        """One pass: plan, run, apply, observe."""
+        """One pass: plan, run, apply, observe. Stats come with it when they are due (observe.py)."""
         started = monotonic()
         self.scheduler.preempter.prices = self.executor.prices.prices
         plan = self.scheduler.step(started)

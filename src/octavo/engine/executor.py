@@ -93,15 +93,15 @@ class Executor:
             self._copy(plan.copies)
         if not plan.seq_ids:
             return StepResult(plan.step, (), swap_failure=swap_failure)
-        inputs = self._inputs.build(plan)
+        inputs, drawn_rows = self._inputs.build(plan)
         if swap_failure == "in":
             return StepResult(plan.step, (), swap_failure=swap_failure)
+        states = list(map(self._states.__getitem__, plan.drawing))
         started = monotonic()
-        self._runner.forward(inputs)
+        first = self._runner.run(inputs, drawn_rows[: self._max_logit_rows])
         self.prices.on_step(plan, monotonic() - started)
-        last_rows = inputs.query_starts[1:] - 1  # [S]
-        draws = self._sample(plan, last_rows)
-        candidates, failed_beams = self._candidates(plan, last_rows)
+        draws = self._sample(states, drawn_rows, first)
+        candidates, failed_beams = self._candidates(plan, inputs)
         return StepResult(
             step=plan.step,
             token_ids=draws.token_ids,
@@ -145,12 +145,11 @@ class Executor:
         dst = np.array([c.dst for c in copies], np.int32)
         self._runner.copy_blocks(src, dst)
 
-    def _sample(self, plan: StepPlan, last_rows: I32) -> Draws:
-        """A token for each sequence that draws from the last row of a slice."""
-        states = list(map(self._states.__getitem__, plan.drawing))
-        draws = Draws()
-        for part, logits in self._logits(np.repeat(last_rows, plan.num_draws)):
-            found = self._sampler.sample(states[part], logits, self._runner.argmax(logits))
+    def _sample(self, states: list[SampleState], rows: I32, first: tuple[F32, I32, F32]) -> Draws:
+        """A token for each state. `first`: what the runner found of the first rows."""
+        draws = self._sampler.sample(states[: self._max_logit_rows], *first)
+        for part, logits in self._logits(rows, self._max_logit_rows):
+            found = self._sampler.sample(states[part], logits, *self._runner.best(logits))
             draws.token_ids += found.token_ids
             draws.logprobs |= found.logprobs
             draws.failed |= found.failed
@@ -159,13 +158,19 @@ class Executor:
                 state.output_token_ids.append(token_id)
         return draws
 
-    def _candidates(self, plan: StepPlan, last_rows: I32) -> tuple[dict[SeqId, Candidates], dict[SeqId, str]]:
+    def _candidates(
+        self, plan: StepPlan, inputs: StepInputs
+    ) -> tuple[dict[SeqId, Candidates], dict[SeqId, str]]:
         """The most likely tokens of each live beam."""
         found: dict[SeqId, Candidates] = {}
         failed: dict[SeqId, str] = {}
+        if not plan.candidates:
+            return found, failed
+        last_rows = inputs.query_starts[1:] - 1  # [S]
         for part, logits in self._logits(last_rows[[number for number, _ in plan.candidates]]):
             counts = [count for _, count in plan.candidates[part]]
-            lists = self._sampler.candidates(logits, self._runner.argmax(logits), counts)
+            _, peaks = self._runner.best(logits)
+            lists = self._sampler.candidates(logits, peaks, counts)
             for (number, _), best in zip(plan.candidates[part], lists, strict=True):
                 if best is None:
                     failed[plan.seq_ids[number]] = "the model's logits are not finite; check the model file"
@@ -173,9 +178,9 @@ class Executor:
                     found[plan.seq_ids[number]] = best
         return found, failed
 
-    def _logits(self, rows: I32) -> Iterator[tuple[slice, F32]]:
-        """The logits of `rows` in parts that fit the buffer: which of them, and [R, V]."""
-        for first in range(0, len(rows), self._max_logit_rows):
+    def _logits(self, rows: I32, begin: int = 0) -> Iterator[tuple[slice, F32]]:
+        """The logits of `rows` from `begin` on in parts that fit the buffer: which of them, and [R, V]."""
+        for first in range(begin, len(rows), self._max_logit_rows):
             part = slice(first, min(first + self._max_logit_rows, len(rows)))
             yield part, self._runner.logits(np.ascontiguousarray(rows[part], np.int32))
 
@@ -190,7 +195,7 @@ class Executor:
             logprobs: list[TokenLogprobs] = []
             for part, logits in self._logits(rows):
                 k = state.params.prompt_logprobs or 0
-                best = self._runner.argmax(logits)
-                logprobs += self._sampler.prompt_logprobs(logits, best, following[part], k)
+                _, peaks = self._runner.best(logits)
+                logprobs += self._sampler.prompt_logprobs(logits, peaks, following[part], k)
             found[plan.seq_ids[number]] = tuple(logprobs)
         return found

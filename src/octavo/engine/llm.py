@@ -22,7 +22,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.engine.build import assemble, make_backend
 from octavo.engine.check_config import check_config
 from octavo.engine.engine import Engine
-from octavo.engine.messages import BlockSnapshot, GenerateRequest, StepStats
+from octavo.engine.messages import BlockSnapshot, GenerateRequest
 from octavo.errors import ConfigError, EngineError, RequestError
 from octavo.sampling.validate import check
 from octavo.text.chat_template import ChatTemplate
@@ -96,7 +96,6 @@ class LLM:
             self.engine: Engine = assemble(config, checkpoint, backend)
             self.tokenizer: Tokenizer = tokenizer.result()
         self.chat_template = ChatTemplate.for_tokenizer(checkpoint.chat_template, self.tokenizer)
-        self.last_stats: StepStats | None = None
         self._num_requests = 0
 
     def generate(
@@ -199,7 +198,6 @@ class LLM:
         if not self.engine.has_work:
             raise EngineError("the engine has nothing to do although requests have not finished")
         result = self.engine.step()
-        self.last_stats = result.stats
         found = []
         for token_delta in result.deltas:
             state = running.get(token_delta.request_id)

@@ -23,7 +23,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
 
 
 class StepStats(msgspec.Struct, frozen=True):
-    """State after a step, counters since the start, and the intervals that ended in this step (seconds)."""
+    """State after a step, counters since the start, and what ended since the last stats (seconds)."""
 
     requests_running: int = 0
     requests_waiting: int = 0
@@ -48,16 +48,18 @@ class StepStats(msgspec.Struct, frozen=True):
     generated_tokens_total: int = 0
     computed_tokens_total: int = 0  # rows run through the model
     steps_total: int = 0
-    step_s: float = 0.0
-    schedule_s: float = 0.0  # scheduling, bookkeeping and input building within step_s
+    step_s: list[float] = []  # of each step
+    schedule_s: float = 0.0  # scheduling, bookkeeping and input building within all of them
     ttft_s: list[float] = []
     inter_token_s: list[float] = []
     request_s: list[float] = []
     queue_s: list[float] = []
-    finished: dict[str, int] = {}  # finish reason -> requests that ended in this step
+    finished: dict[str, int] = {}  # finish reason -> requests
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
+    """What a step gave; stats where they are due."""
+
     deltas: list[TokenDelta]
     stats: StepStats | None = None
 

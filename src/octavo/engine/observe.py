@@ -1,4 +1,8 @@
-"""EngineObserver: what a step did, as StepStats. Reads the scheduler, changes nothing."""
+"""EngineObserver: what steps did, as StepStats. Reads the scheduler, changes nothing.
+
+Stats are due after a step in which a request was admitted, preempted or ended, or after which nothing is left to
+do, and else every STATS_EVERY_S: making, sending and reading them at each step would cost more than the tokens.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from octavo.metrics.collect import StepObserver
 from octavo.sched.records import PreemptionDecision
 from octavo.sched.scheduler import Scheduler
 
+STATS_EVERY_S = 0.05
 LOG_EVERY_S = 1.0  # at most one line in this time, however many are preempted
 
 logger = logging.getLogger(__name__)
@@ -39,6 +44,9 @@ class EngineObserver:
         self._events = StepObserver()
         self._unfinished: dict[str, int] = {}  # request id -> choices that still run
         self._num_steps = 0
+        self._step_s: list[float] = []  # here and below: since the last stats
+        self._schedule_s = 0.0
+        self._last_stats_s = 0.0  # when they were made
         self._log = _PreemptionLog()
 
     def on_arrival(self, request: GenerateRequest) -> None:
@@ -57,32 +65,34 @@ class EngineObserver:
 
     def observe(
         self, outputs: Sequence[TokenDelta], started: float, planned: float, ended: float
-    ) -> StepStats:
-        """The state after a step that was planned in [started, planned) and ended at `ended`, in seconds."""
-        for request_id in self._scheduler.admitted_requests:
+    ) -> StepStats | None:
+        """A step was planned in [started, planned) and ended at `ended`, in seconds. The state after it, if due."""
+        scheduler = self._scheduler
+        is_due = not scheduler.has_work or ended - self._last_stats_s >= STATS_EVERY_S
+        for request_id in scheduler.admitted_requests:
             self._events.on_scheduled(request_id, started)
-        for decision in self._scheduler.preemptions:
+            is_due = True
+        for decision in scheduler.preemptions:
             self._events.on_preempted(decision.request_id, started)
             self._log.write(decision, started)
+            is_due = True
         self._events.on_tokens(outputs, ended)
         for output in outputs:
             if output.finish_reason is not None:
                 self._count_end(output.request_id, output.finish_reason, ended)
+                is_due = True
         self._num_steps += 1
-        return self._stats(planned - started, ended - started)
+        self._step_s.append(ended - started)
+        self._schedule_s += planned - started
+        if not is_due:
+            return None
+        self._last_stats_s = ended
+        return self.snapshot()
 
     def snapshot(self) -> StepStats:
-        """The state between steps: after an abort of the last request no step follows."""
-        return self._stats(0.0, 0.0)
-
-    def _count_end(self, request_id: str, reason: FinishReason, now: float) -> None:
-        """One choice less; with the last the request ends, for the reason that this one did."""
-        self._unfinished[request_id] -= 1
-        if not self._unfinished[request_id]:
-            del self._unfinished[request_id]
-            self._events.on_finished(request_id, reason, now)
-
-    def _stats(self, schedule_s: float, step_s: float) -> StepStats:
+        """The state now. Also between steps: after an abort of the last request none follows."""
+        step_s, self._step_s = self._step_s, []
+        schedule_s, self._schedule_s = self._schedule_s, 0.0
         cache = self._scheduler.allocator.stats()
         counters = self._scheduler.counters
         intervals = self._events.drain()
@@ -121,3 +131,10 @@ class EngineObserver:
             queue_s=intervals.queue_s,
             finished=intervals.finished,
         )
+
+    def _count_end(self, request_id: str, reason: FinishReason, now: float) -> None:
+        """One choice less; with the last the request ends, for the reason that this one did."""
+        self._unfinished[request_id] -= 1
+        if not self._unfinished[request_id]:
+            del self._unfinished[request_id]
+            self._events.on_finished(request_id, reason, now)

@@ -25,6 +25,8 @@ class PriceMeter:
     def on_step(self, plan: StepPlan, seconds: float) -> None:
         """A forward pass over the plan took `seconds`. Decoding rows are cheaper by the token together with
         a prompt than alone, so only steps that are mostly prompt count."""
+        if plan.num_tokens - len(plan.seq_ids) + 1 < MIN_TOKENS:  # none can be that long
+            return
         longest = max(plan.lengths, default=0)
         if longest >= MIN_TOKENS and longest >= plan.num_tokens // 2:
             self._compute_token_s = _mean(self._compute_token_s, seconds / plan.num_tokens)

@@ -58,7 +58,9 @@ class EngineLoop:
         while self._is_running and self._socket.is_open:
             self._handle(self._socket.receive(wait=self._has_memory and not self._engine.has_work))
             if self._engine.has_work:
-                self._socket.send(self._engine.step())
+                outputs = self._engine.step()
+                if outputs.deltas or outputs.stats is not None:
+                    self._socket.send(outputs)
             elif not self._has_memory:
                 self._has_memory = not self._engine.executor.take_memory()
 

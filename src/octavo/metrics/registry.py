@@ -1,7 +1,7 @@
 """Metrics: what Octavo exposes to Prometheus. docs/metrics.md explains each name; the names are fixed.
 
 Gauges and counters of the engine are read from its latest StepStats at scrape time; histograms observe the
-intervals each StepStats brings. Each Metrics has a registry of its own: no globals, and no clock.
+times each StepStats brings. Each Metrics has a registry of its own: no globals, and no clock.
 """
 
 from __future__ import annotations
@@ -62,11 +62,10 @@ class Metrics:
         return Histogram(f"octavo_{name}_seconds", text, buckets=buckets_s, registry=self.registry)
 
     def observe(self, stats: StepStats) -> None:
-        """Take one step's stats. Cheap: it runs on the server's event loop at every step."""
-        is_step = self._engine.take(stats)
-        if is_step:
-            self._step.observe(stats.step_s)
+        """Take the stats. Cheap: it runs on the server's event loop."""
+        self._engine.take(stats)
         for histogram, values in (
+            (self._step, stats.step_s),
             (self._ttft, stats.ttft_s),
             (self._inter_token, stats.inter_token_s),
             (self._request, stats.request_s),
@@ -95,13 +94,10 @@ class _EngineCollector(Collector):
         self._finished: Tally[str] = Tally(dict.fromkeys(get_args(FinishReason), 0))
         self._schedule_s = 0.0
 
-    def take(self, stats: StepStats) -> bool:
-        """False if no step was made since the last stats: an abort of an idle engine is reported too."""
-        is_step = stats.steps_total > self._stats.steps_total
+    def take(self, stats: StepStats) -> None:
         self._stats = stats
         self._finished.update(stats.finished)
         self._schedule_s += stats.schedule_s
-        return is_step
 
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily("octavo_build", "Version of this server.", {"version": self._version})

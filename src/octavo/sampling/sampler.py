@@ -171,12 +171,11 @@ class Sampler:
         key = random.stream_key(seed, index)
         return SampleState(seq_id, params, prompt_token_ids, output_token_ids, eos_token_ids, key)
 
-    def sample(self, states: Sequence[SampleState], logits: F32, best: Best) -> Draws:
+    def sample(self, states: Sequence[SampleState], logits: F32, best: Best, peaks: F32) -> Draws:
         """One token for each row of logits [R, V], which is not changed; row r belongs to states[r]. `best` [R] is
-        numpy.argmax of each row: the first NaN, if there is one."""
+        numpy.argmax of each row: the first NaN, if there is one. `peaks` [R] are the values there."""
         assert logits.shape == (len(states), self._vocab_size), (logits.shape, len(states), self._vocab_size)
-        peaks = logits[np.arange(len(states)), best]
-        if np.isfinite(peaks).all() and all(s.is_plain for s in states):
+        if math.isfinite(sum(peaks.tolist())) and all(s.is_plain for s in states):
             return Draws(best.tolist())
         draws = Draws()
         with np.errstate(over="ignore", invalid="ignore"):
@@ -186,28 +185,28 @@ class Sampler:
         return draws
 
     def prompt_logprobs(
-        self, logits: F32, best: Best, next_token_ids: Sequence[int], k: int
+        self, logits: F32, peaks: F32, next_token_ids: Sequence[int], k: int
     ) -> list[TokenLogprobs]:
-        """For each row of logits [R, V], whose argmax is `best` [R], the log-probability of the token that follows
-        it in the prompt, with the k best tokens."""
+        """For each row of logits [R, V], whose maxima are `peaks` [R], the log-probability of the token that
+        follows it in the prompt, with the k best tokens."""
         return [
             _token_logprobs(raw, self._vocab_size, token_id, k)
-            for raw, token_id in zip(self._raw(logits, best), next_token_ids, strict=True)
+            for raw, token_id in zip(self._raw(logits, peaks), next_token_ids, strict=True)
         ]
 
-    def candidates(self, logits: F32, best: Best, counts: Sequence[int]) -> list[Candidates | None]:
-        """For each row of logits [R, V], whose argmax is `best` [R], the counts[r] most likely (token id,
+    def candidates(self, logits: F32, peaks: F32, counts: Sequence[int]) -> list[Candidates | None]:
+        """For each row of logits [R, V], whose maxima are `peaks` [R], the counts[r] most likely (token id,
         log-probability) under log-softmax, best first, ties by lowest id. None where the row is not finite enough
         to say."""
         return [
             None if raw is None else _top_logprobs(raw, min(count, self._vocab_size), raw.log_total())
-            for raw, count in zip(self._raw(logits, best), counts, strict=True)
+            for raw, count in zip(self._raw(logits, peaks), counts, strict=True)
         ]
 
-    def _raw(self, logits: F32, best: Best) -> list[Distribution | None]:
+    def _raw(self, logits: F32, peaks: F32) -> list[Distribution | None]:
         """The rows as they are, at temperature 1."""
         with np.errstate(over="ignore", invalid="ignore"):
-            return self._distributions(logits, logits[np.arange(len(best)), best], np.ones(len(best)))
+            return self._distributions(logits, peaks, np.ones(len(peaks)))
 
     def _distributions(self, scores: F32, peaks: F32, temperatures: F64) -> list[Distribution | None]:
         """Of each row that has a finite peak and a temperature."""

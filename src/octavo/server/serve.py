@@ -108,6 +108,7 @@ async def _run(config: EngineConfig, options: ServeOptions, path: Path, listener
         server = _Server(
             uvicorn.Config(
                 app,
+                http="httptools",
                 log_config=None,
                 access_log=False,
                 lifespan="off",

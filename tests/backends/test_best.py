@@ -1,4 +1,5 @@
-"""Runner.argmax is numpy.argmax of the last logits, whatever they hold, for each instruction set and threads."""
+"""Runner.best is numpy.argmax of the last logits and the values there, whatever they hold, for each instruction
+set and number of threads; Runner.run is forward(), logits() and best()."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def rows_of(width: int) -> np.ndarray:
     return rows
 
 
-def argmax(backend, function_model, x: np.ndarray) -> np.ndarray:
+def check(backend, function_model, x: np.ndarray) -> None:
     table = backend.embedding(x, "float32")
     layout = group_layers([FullAttentionSpec(1, 8)])
     runner = backend.compile(
@@ -42,20 +43,25 @@ def argmax(backend, function_model, x: np.ndarray) -> np.ndarray:
     )
     ids = np.arange(len(x), dtype=np.int32)
     ends, blocks = np.array([0, len(x)], np.int32), np.arange(4, dtype=np.int32)[None]
-    runner.forward(StepInputs(ids, ids, ends, ends[1:], np.zeros(1, np.int32), (blocks,)))
-    return runner.argmax(runner.logits(ids))
+    inputs = StepInputs(ids, ids, ends, ends[1:], np.zeros(1, np.int32), (blocks,))
+    for rows in (ids, ids[::-3].copy(), ids[:0]):
+        runner.forward(inputs)
+        best, peaks = runner.best(runner.logits(rows))
+        assert best.tolist() == x[rows].argmax(axis=1).tolist()
+        np.testing.assert_array_equal(peaks, x[rows].max(axis=1))
+        logits, same_best, same_peaks = runner.run(inputs, rows)
+        np.testing.assert_array_equal(logits, x[rows])
+        assert same_best.tolist() == best.tolist()
+        np.testing.assert_array_equal(same_peaks, peaks)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_specification_is_numpy(width, function_model):
-    rows = rows_of(width)
-    assert argmax(NumpyBackend(), function_model, rows).tolist() == rows.argmax(axis=1).tolist()
+    check(NumpyBackend(), function_model, rows_of(width))
 
 
 @pytest.mark.parametrize(
     ("isa", "threads", "width"), list(product(_native.available_isas(), (1, 2, 3), WIDTHS))
 )
 def test_the_kernels_agree(isa, threads, width, function_model):
-    rows = rows_of(width)
-    found = argmax(NativeBackend(threads, isa), function_model, rows)
-    assert found.tolist() == rows.argmax(axis=1).tolist()
+    check(NativeBackend(threads, isa), function_model, rows_of(width))
