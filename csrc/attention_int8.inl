@@ -1,76 +1,79 @@
 // The inner loops of paged attention on int8 keys and values: as attention_tiles.inl, in whole numbers.
 //
 // What meets the stored integers is rounded to whole numbers too, of 15 bits and a sign: a query vector, and of one span
-// the weights p(t) * scale of v(t). Each is 254 * high + low with two digits within [-127, 127], so that the dot product
-// of bytes does the work. For one query vector and one span
-//     score(t)  is scale of k(t) * scale of q * (254 * high . k(t) + low . k(t)); maximum and sum then as for floats
-//     acc(d)    is scale of the weights * (254 * sum of high(t) * v(t, d) + sum of low(t) * v(t, d))
+// the weights p(t) * scale of v(t). Each is 256 * high + low with two digits within [-127, 127], so that the dot product
+// of bytes does the work; those that would need a low digit of -128 are rounded to the next. For one query vector and one span
+//     score(t)  is scale of k(t) * scale of q * (256 * high . k(t) + low . k(t)); maximum and sum then as for floats
+//     acc(d)    is scale of the weights * (256 * sum of high(t) * v(t, d) + sum of low(t) * v(t, d))
 // The sums are exact. Tokens a query may not see have digits 0; their scales never enter an operation.
 
 constexpr int kByteVectors = 3;  // query vectors of a tile
 constexpr int kByteSums = 2 * kByteVectors * kParts;  // registers that they take for each chunk
 constexpr int kByteChunks = kRegisters * 3 / 4 > kByteSums ? kRegisters * 3 / 4 / kByteSums : 1;
-constexpr int kDigitBase = 254;
-constexpr float kDigitLimit = 127 * kDigitBase + 126;  // the next would be rounded to a high digit of 128
+constexpr int kDigitBits = 8;
+constexpr float kDigitLimit = 127 * 256 + 127;  // the next would have a high digit of 128
 
-// Numbers in two digits, times `scale`. NaN where one of the numbers is not finite; their digits are then 0.
+// Whole numbers in two digits, times `scale`, which is NaN where one of the numbers was not finite.
 struct Digits {
   float scale;
-  int32_t high, low;  // sums of the digits, times what was added to the stored integers
+  int32_t offset;  // by what sums over them are too large, as 128 was added to the stored integers
 };
 
-// Writes numbers in digits, 16 at a time.
+// Writes whole numbers in digits, 16 at a time.
 class DigitWriter {
  public:
-  OCTAVO_INLINE explicit DigitWriter(Quantizer by) : by_(by), high_(broadcast(0)), low_(broadcast(0)) {}
+  OCTAVO_INLINE DigitWriter() : high_(broadcast(0)), low_(broadcast(0)) {}
 
   OCTAVO_INLINE void write(f32x16 x, int8_t* high, int8_t* low) {
-    x = by_.scaled(x);
-    const i32x16 upper = round_to_int(x * broadcast(1.0f / kDigitBase));
-    const i32x16 lower = round_to_int(fma(to_float(upper), broadcast(-float{kDigitBase}), x));
+    const i32x16 number = round_to_int(x), upper = (number + broadcast(1 << (kDigitBits - 1))) >> kDigitBits;
+    const i32x16 lower = max(number - (upper << kDigitBits), broadcast(-127));
     store_low_bytes(high, upper);
     store_low_bytes(low, lower);
     high_ = high_ + upper;
     low_ = low_ + lower;
   }
-  OCTAVO_INLINE Digits digits() const {
-    constexpr int32_t kAdded = 128 - kByteShift;
-    return {by_.scale, kAdded * reduce_add(high_), kAdded * reduce_add(low_)};
+  OCTAVO_INLINE Digits digits(float scale) const {
+    return {scale, (128 - kByteShift) * reduce_add((high_ << kDigitBits) + low_)};
   }
 
  private:
-  Quantizer by_;
   i32x16 high_, low_;
 };
 
 // The digits of `count` numbers, then zeros up to a multiple of 16.
 OCTAVO_INLINE Digits to_digits(const float* x, int count, int8_t* high, int8_t* low) {
-  DigitWriter writer(quantizer_of(x, count, kDigitLimit));
+  const Quantizer by = quantizer_of(x, count, kDigitLimit);
+  DigitWriter writer;
   for (int i = 0; i < count; i += 16) {
-    writer.write(load_lanes(x + i, count - i < 16 ? count - i : 16), high + i, low + i);
+    writer.write(by.scaled(load_lanes(x + i, count - i < 16 ? count - i : 16)), high + i, low + i);
   }
-  return writer.digits();
+  return writer.digits(by.scale);
+}
+
+// What makes whole numbers of p(t) * scales[t] for the visible t, where p <= 1.
+OCTAVO_INLINE Quantizer quantizer_of_visible(const float* scales, Span visible) {
+  f32x16 largest = zero(), poison = zero();
+  for (int t = visible.begin / 16 * 16; t < visible.end; t += 16) {
+    const f32x16 x = select_visible(t, visible, load(scales + t), zero());  // of hidden tokens they may be anything
+    largest = max(largest, x);
+    poison = poison + (x - x);
+  }
+  return {reduce_max(largest), reduce_add(poison), kDigitLimit};
 }
 
 // Softmax of the visible scores as softmax_span, then the digits of p(t) * scales[t] for the visible t, and of 0 for the
-// others in the vectors of 16 that hold a token of `some`.
-OCTAVO_INLINE Digits weigh(float* scores, const float* scales, Span visible, Span some, float softcap, int8_t* high,
-                           int8_t* low, float* m, float* l) {
-  f32x16 largest = zero(), sum = zero();
-  softmax_span(scores, visible, softcap, m, l, [&](int t, f32x16 p) __attribute__((always_inline)) {
-    f32x16 x = p * load(scales + t);
-    x = select_visible(t, visible, x, zero());  // scales of what it does not see may be anything
-    store(scores + t, x);
-    largest = max(largest, x);
-    sum = sum + x;
-  });
-  const float total = reduce_add(sum);
-  DigitWriter writer(Quantizer(reduce_max(largest), total - total, kDigitLimit));
+// others in the vectors of 16 that hold a token of `some`. Where a score is NaN they are anything, and the sum is NaN.
+OCTAVO_INLINE Digits to_weights(float* scores, const float* scales, const Quantizer& by, Span visible, Span some, float softcap,
+                           int8_t* high, int8_t* low, float* m, float* l) {
+  DigitWriter writer;
   int t = some.begin / 16 * 16;
   for (; t < visible.begin / 16 * 16; t += 16) writer.write(zero(), high + t, low + t);
-  for (; t < visible.end; t += 16) writer.write(load(scores + t), high + t, low + t);
-  for (; t < some.end; t += 16) writer.write(zero(), high + t, low + t);
-  return writer.digits();
+  softmax_span(scores, visible, softcap, m, l, [&](int at, f32x16 p) __attribute__((always_inline)) {
+    const f32x16 x = p * (load(scales + at) * broadcast(by.inverse));
+    writer.write(select_visible(at, visible, x, zero()), high + at, low + at);
+  });
+  for (t = (visible.end + 15) / 16 * 16; t < some.end; t += 16) writer.write(zero(), high + t, low + t);
+  return writer.digits(by.scale);
 }
 
 OCTAVO_INLINE int32_t four_digits(const int8_t* digits) {
@@ -99,10 +102,9 @@ struct DigitTile {
     }
   }
   OCTAVO_INLINE f32x16 value(int c, const Digits& digits) const {
-    i32x16 upper, lower;
-    OCTAVO_EACH upper.v[i] = high[c][i] - digits.high;
-    OCTAVO_EACH lower.v[i] = low[c][i] - digits.low;
-    return fma(broadcast(float{kDigitBase}), to_float(upper), to_float(lower));
+    i32x16 sum;
+    OCTAVO_EACH sum.v[i] = (high[c][i] << kDigitBits) + (low[c][i] - digits.offset);
+    return to_float(sum) * broadcast(digits.scale);
   }
 };
 
@@ -139,7 +141,7 @@ OCTAVO_INLINE void score_bytes(const int8_t* digits, int64_t stride, int64_t low
     const f32x16 scale = load(chunks[c].scales);
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
-      store(scores + m * kScoreStride + chunks[c].begin, sum[m].value(c, q[m]) * scale * broadcast(q[m].scale));
+      store(scores + m * kScoreStride + chunks[c].begin, sum[m].value(c, q[m]) * scale);
     }
   }
 }
@@ -175,7 +177,7 @@ OCTAVO_INLINE void mix_bytes(const int8_t* digits, const Digits* weights, const 
   for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
-      store(acc + m * acc_stride + column + 16 * c, sum[m].value(c, weights[m]) * broadcast(weights[m].scale));
+      store(acc + m * acc_stride + column + 16 * c, sum[m].value(c, weights[m]));
     }
   }
 }
@@ -186,6 +188,7 @@ struct Int8Run {
   Digits weights[kByteVectors];  // of one span
   alignas(64) int8_t weight_digits[kByteVectors][2][kSpan];
   float value_scales[kScoreStride];  // of one span
+  Quantizer by;                      // of the last vector's weights
   const Chunk<uint8_t>* chunks;      // of its values
   int num_chunks;
   Chunk<uint8_t> regrouped_chunk;
@@ -213,6 +216,13 @@ struct Int8Run {
     regrouped_chunk = {nullptr, regrouped, nullptr, begin, list[count - 1].end};
     chunks = &regrouped_chunk;
     num_chunks = 1;
+  }
+
+  // to_weights() for vector m of a tile, of which the one before may see the same.
+  OCTAVO_INLINE void weigh(int m, float* scores, const Span* visible, Span some, float softcap, float* top, float* sum) {
+    const Span &seen = visible[m], &before = visible[m > 0 ? m - 1 : 0];
+    if (m == 0 || seen.begin != before.begin || seen.end != before.end) by = quantizer_of_visible(value_scales, seen);
+    weights[m] = to_weights(scores, value_scales, by, seen, some, softcap, weight_digits[m][0], weight_digits[m][1], top, sum);
   }
 
   // mix_bytes over all columns.

@@ -143,9 +143,12 @@ OCTAVO_INLINE void score_chunks(const float* q, int q_stride, int head_size, con
   }
 }
 
+// Whether all of 16 tokens from t on are visible.
+OCTAVO_INLINE bool is_visible(int t, Span visible) { return visible.begin <= t && t + 16 <= visible.end; }
+
 // x for the visible ones of 16 tokens from t on, `hidden` for the others.
 OCTAVO_INLINE f32x16 select_visible(int t, Span visible, f32x16 x, f32x16 hidden) {
-  if (visible.begin <= t && t + 16 <= visible.end) return x;
+  if (is_visible(t, visible)) return x;
   x = select_less(iota(), broadcast(visible.end - t), x, hidden);
   return select_less(iota(), broadcast(visible.begin - t), hidden, x);
 }
@@ -158,15 +161,17 @@ OCTAVO_INLINE void softmax_span(float* scores, Span visible, float softcap, floa
   f32x16 top = broadcast(-INFINITY);
   for (int t = first; t < end; t += 16) {
     f32x16 x = load(scores + t);
-    if (softcap != 0.0f) x = broadcast(softcap) * tanh(x / broadcast(softcap));
-    x = select_visible(t, visible, x, broadcast(-INFINITY));
-    store(scores + t, x);
+    if (softcap != 0.0f || !is_visible(t, visible)) {
+      if (softcap != 0.0f) x = broadcast(softcap) * tanh(x / broadcast(softcap));
+      x = select_visible(t, visible, x, broadcast(-INFINITY));
+      store(scores + t, x);
+    }
     top = max(top, x);
   }
   *m = reduce_max(top);
   f32x16 sum = zero();
   for (int t = first; t < end; t += 16) {
-    const f32x16 p = exp(load(scores + t) - broadcast(*m));
+    const f32x16 p = exp_below(load(scores + t) - broadcast(*m));
     take(t, p);
     sum = sum + p;
   }

@@ -231,8 +231,7 @@ class AttentionRun {
     for (int m = 0; m < M; ++m) {
       float *scores = scores_ + m * kScoreStride, *top = result_ + m * record_ + width_, *sum = top + 1;
       if constexpr (kIsScaled<T>) {
-        auto& digits = extra_.weight_digits[m];
-        extra_.weights[m] = weigh(scores, extra_.value_scales, visible_[m], some, a_.softcap, digits[0], digits[1], top, sum);
+        extra_.weigh(m, scores, visible_, some, a_.softcap, top, sum);
       } else {
         softmax_span(scores, visible_[m], a_.softcap, top, sum, [&](int t, f32x16 p) { store(scores + t, p); });
       }

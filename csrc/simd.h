@@ -154,6 +154,10 @@ OCTAVO_INLINE i32x16 operator<<(i32x16 a, int bits) {
   OCTAVO_EACH a.v[i] = a.v[i] << bits;
   return a;
 }
+OCTAVO_INLINE i32x16 operator>>(i32x16 a, int bits) {
+  OCTAVO_EACH a.v[i] = a.v[i] >> bits;
+  return a;
+}
 
 // a * b + c. The one place that decides between one rounding and two, for vectors and for scalars alike.
 OCTAVO_INLINE fvec fma_part(fvec a, fvec b, fvec c) {

@@ -5,8 +5,8 @@
 namespace octavo {
 namespace OCTAVO_ISA {
 
-// e^x within 2 ulp; 0 below -87.33, infinity above 88.72, NaN stays NaN.
-OCTAVO_INLINE f32x16 exp(f32x16 x) {
+// e^x within 2 ulp for x <= 88.72; 0 below -87.33, NaN stays NaN.
+OCTAVO_INLINE f32x16 exp_below(f32x16 x) {
   const f32x16 magic = broadcast(12582912.0f);  // 1.5 * 2^23: x / ln 2 is rounded to an integer in the low bits
   const f32x16 z = fma(x, broadcast(1.44269504f), magic);
   const f32x16 n = z - magic;
@@ -20,8 +20,12 @@ OCTAVO_INLINE f32x16 exp(f32x16 x) {
   p = fma(p, r, broadcast(0.5f));
   p = fma(p, r * r, r + broadcast(1.0f));
   OCTAVO_EACH p.v[i] = (fvec)((ivec)p.v[i] + (ivec)((uvec)z.v[i] << 23));  // times 2^n
-  p = select_less(x, broadcast(88.72284f), p, x + broadcast(INFINITY));
   return select_less(x, broadcast(-87.33654f), zero(), p);
+}
+
+// The same for any x; infinity above 88.72.
+OCTAVO_INLINE f32x16 exp(f32x16 x) {
+  return select_less(x, broadcast(88.72284f), exp_below(x), x + broadcast(INFINITY));
 }
 
 // 1 / (1 + e^-x).

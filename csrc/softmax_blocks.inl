@@ -7,7 +7,7 @@ OCTAVO_INLINE void softmax_block(const float* x, int count, float peak, float in
   for (int i = 0; i < count; i += 16) {
     const int rest = count - i;
     const f32x16 scores = rest < 16 ? load_first(x + i, rest, -INFINITY) : load(x + i);
-    sums = sums + exp((scores - broadcast(peak)) * broadcast(inverse));
+    sums = sums + exp_below((scores - broadcast(peak)) * broadcast(inverse));
     largest = max(largest, scores);
   }
   *sum = reduce_add(sums);

@@ -98,7 +98,7 @@ class EveryOperation:
     [
         ("float32", "fp32", None, 0x6922D9DB),
         ("int8", "fp16", None, 0xA90F7CAC),
-        ("int8", "int8", 100, 0x4118B286),
+        ("int8", "int8", 100, 0x814D39A6),
         ("4", "fp16", None, 0x21169B77),
         ("4 low", "fp16", None, 0xCFC9A64F),
         ("5", "fp16", None, 0x8FDA9EF7),
