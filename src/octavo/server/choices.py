@@ -13,8 +13,9 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import cast
+
+from msgspec.structs import replace
 
 from octavo.core.delta import TokenDelta
 from octavo.core.sampling_params import SamplingParams
@@ -69,21 +70,14 @@ class Generation:
             cached_tokens=sum(part.cached_tokens for part in parts),
         )
 
-    async def pieces(self) -> AsyncGenerator[list[TextDelta], None]:
+    def pieces(self) -> AsyncGenerator[list[TextDelta], None]:
         """Batches of what is there, until every choice has finished.
 
         Raises EngineError if the engine goes away, HTTPError if it gives one of the requests up.
         """
-        if len(self._requests) > 1:
-            async with aclosing(self._merged()) as batches:
-                async for batch in batches:
-                    yield batch
-            return
-        async with aclosing(self._of_prompt(0)) as pieces:
-            async for piece in pieces:
-                yield [piece]
+        return self._merged() if len(self._requests) > 1 else self._of_prompt(0)
 
-    async def _of_prompt(self, number: int) -> AsyncGenerator[TextDelta, None]:
+    async def _of_prompt(self, number: int) -> AsyncGenerator[list[TextDelta], None]:
         assembler, request = self._assemblers[number], self._requests[number]
         first_choice = number * request.params.n
         stream = cast("AsyncGenerator[TokenDelta, None]", self._engine.generate(request))
@@ -98,7 +92,7 @@ class Generation:
                     self._engine.end_choice(request.request_id, piece.index)
                 if first_choice or not self._has_output:
                     piece = self._adjusted(piece, first_choice)
-                yield piece
+                yield [piece]
 
     def _adjusted(self, piece: TextDelta, first_choice: int) -> TextDelta:
         piece = replace(piece, index=first_choice + piece.index)
@@ -112,8 +106,9 @@ class Generation:
 
         async def pump(number: int) -> None:
             try:
-                async for piece in self._of_prompt(number):
-                    queue.put_nowait(piece)
+                async for batch in self._of_prompt(number):
+                    for piece in batch:
+                        queue.put_nowait(piece)
             except Exception as exc:
                 queue.put_nowait(exc)
             else:

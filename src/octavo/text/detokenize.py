@@ -36,9 +36,10 @@ class IncrementalDetokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that is complete with these tokens; may be empty."""
-        data = b"".join(
-            self._token_bytes(t) for t in token_ids if not (self._skip_special and self._is_special(t))
-        )
+        data = b""
+        for token_id in token_ids:
+            if not (self._skip_special and self._is_special(token_id)):
+                data += self._token_bytes(token_id)
         return self._emit(self._decoder.decode(data))
 
     def flush(self) -> str:

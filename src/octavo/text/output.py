@@ -8,8 +8,11 @@ knows neither HTTP nor JSON, and sends nothing to the engine: it only says that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from octavo.core.delta import FinishReason, TokenDelta, TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
@@ -51,8 +54,7 @@ class TokenEntry:
     top: tuple[TokenText, ...] = ()  # best first
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(Struct, frozen=True):
     """What one TokenDelta adds to a choice. Text can lag behind the tokens; the last delta has the rest."""
 
     index: int
@@ -118,6 +120,7 @@ class ChoiceAssembler:
         self._detokenizer = IncrementalDetokenizer(
             tokenizer.token_bytes, tokenizer.is_special, skip_special=params.skip_special_tokens
         )
+        self._is_plain = not params.stop
         self._stop_string: str | None = None
         self.num_tokens = 0  # output tokens, up to and including the one that completed a stop string
         self.is_done = False
@@ -125,6 +128,10 @@ class ChoiceAssembler:
     def push(self, delta: TokenDelta) -> TextDelta:
         """Must not be called once is_done."""
         assert not self.is_done, f"choice {delta.choice} of {delta.request_id} is done"
+        if self._is_plain and delta.finish_reason is None and delta.logprobs is None:  # as nearly all are
+            self.num_tokens += len(delta.token_ids)
+            text = self._detokenizer.push(delta.token_ids)
+            return TextDelta(delta.choice, text, delta.token_ids, score=delta.score)
         pieces: list[str] = []
         entries: list[TokenEntry] = []
         num_before = self.num_tokens

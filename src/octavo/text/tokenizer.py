@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 _SPACE_MARK = "▁"  # SentencePiece writes a space as U+2581
+
+
+_NUM_CACHED_BYTES = 4096  # of tokens: most of a text are few
 
 
 class TokenForm(Enum):
@@ -42,6 +45,7 @@ class Tokenizer:
         self.drops_first_space = _drops_first_space(backend)
         self.bos_token_id = bos_token_id
         self.eos_token_ids = tuple(eos_token_ids)
+        self._cached_bytes = lru_cache(_NUM_CACHED_BYTES)(self._find_bytes)
 
     @property
     def vocab_size(self) -> int:
@@ -78,6 +82,9 @@ class Tokenizer:
         Concatenating them gives decode(ids, skip_special_tokens=False) before decoding as UTF-8 (and, for
         SentencePiece, before the first space is dropped).
         """
+        return self._cached_bytes(token_id)
+
+    def _find_bytes(self, token_id: int) -> bytes:
         added = self._added.get(token_id)
         if added is not None:
             return added.encode()
