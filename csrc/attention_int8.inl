@@ -63,7 +63,7 @@ OCTAVO_INLINE Quantizer quantizer_of_visible(const float* scales, Span visible) 
 
 // Softmax of the visible scores as softmax_span, then the digits of p(t) * scales[t] for the visible t, and of 0 for the
 // others in the vectors of 16 that hold a token of `some`. Where a score is NaN they are anything, and the sum is NaN.
-OCTAVO_INLINE Digits to_weights(float* scores, const float* scales, const Quantizer& by, Span visible, Span some, float softcap,
+OCTAVO_INLINE Digits to_weights(float* scores, const float* scales, Quantizer by, Span visible, Span some, float softcap,
                            int8_t* high, int8_t* low, float* m, float* l) {
   DigitWriter writer;
   int t = some.begin / 16 * 16;

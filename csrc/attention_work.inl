@@ -17,7 +17,6 @@ struct Item {
 
   int num_per_head() const { return end - begin; }
   int num_vectors() const { return num_heads * num_per_head(); }
-  int vector_of_head(int vector) const { return begin + vector % num_per_head(); }
   int first_span() const { return first_token / kSpan; }
   int end_span() const { return last_token / kSpan + 1; }
   int num_tiles() const { return num_heads * ((end - begin + kTileVectors - 1) / kTileVectors); }

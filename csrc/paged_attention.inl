@@ -62,6 +62,7 @@ class AttentionRun {
   // Computes one part. `next` is the part that follows, or null: its first keys are asked for near the end.
   void run(const Part& part, const Part* next) {
     const Item& item = part.item;
+    find_places(item);
     load_queries(item);
     const int count = (part.end_span - part.begin_span) * item.num_heads;  // each head of a span, then the next span
     list_span(item, 0, part.begin_span, &spans_listed_[0]);
@@ -78,7 +79,7 @@ class AttentionRun {
       run_span(item, i % item.num_heads, current, [&](int vector, const float* result) {
         float* joined = part.is_divided ? divided_record(part.first_owner, span, vector)
                                         : joined_ + int64_t{vector} * record_;
-        if (part.is_divided || span == first_span(item, vector)) {
+        if (part.is_divided || span == places_[vector].first / kSpan) {
           copy_record(joined, result, kv_.head_size);
         } else {
           join(joined, result, kv_.head_size);
@@ -86,32 +87,41 @@ class AttentionRun {
       });
     }
     if (part.is_divided) return;
-    for (int v = 0; v < item.num_vectors(); ++v) finish(item, v, joined_ + int64_t{v} * record_);
+    for (int v = 0; v < item.num_vectors(); ++v) finish(places_[v], joined_ + int64_t{v} * record_);
   }
 
-  // Joins the spans of one vector of a divided item.
-  void merge(const Item& item, int first_owner, int vector) {
-    const int first = first_span(item, vector), last = position(item, vector) / kSpan;
+  // Joins the spans of one vector of a divided item, whose places were found.
+  void merge(int first_owner, int vector) {
+    const int first = places_[vector].first / kSpan, last = places_[vector].last / kSpan;
     copy_record(joined_, divided_record(first_owner, first, vector), kv_.head_size);
     for (int span = first + 1; span <= last; ++span) {
       join(joined_, divided_record(first_owner, span, vector), kv_.head_size);
     }
-    finish(item, vector, joined_);
+    finish(places_[vector], joined_);
+  }
+
+  // The places of an item's vectors, which are counted through it, head by head.
+  void find_places(const Item& item) {
+    Place* place = places_;
+    for (int h = item.kv_head; h < item.kv_head + item.num_heads; ++h) {
+      int row = b_.query_starts[item.seq] + item.begin / group_size_, head = item.begin % group_size_;
+      for (int v = item.begin; v < item.end; ++v, ++place) {
+        const int last = b_.positions[row];
+        *place = {row, int64_t{h * group_size_ + head} * kv_.head_size, first_visible(last, a_.window), last};
+        if (++head < group_size_) continue;
+        head = 0;
+        ++row;
+      }
+    }
   }
 
  private:
-  // Vectors are counted through an item, head by head.
-  int64_t row(const Item& item, int vector) const {
-    return b_.query_starts[item.seq] + item.vector_of_head(vector) / group_size_;
-  }
-  int position(const Item& item, int vector) const { return b_.positions[row(item, vector)]; }
-  int first_span(const Item& item, int vector) const {
-    return first_visible(position(item, vector), a_.window) / kSpan;
-  }
-  int64_t head_column(const Item& item, int vector) const {
-    const int head = item.kv_head + vector / item.num_per_head();
-    return int64_t{head * group_size_ + item.vector_of_head(vector) % group_size_} * kv_.head_size;
-  }
+  // Where a vector stands, and that it sees the tokens [first, last].
+  struct Place {
+    int64_t row, column;
+    int first, last;
+  };
+
   float* divided_record(int first_owner, int span, int vector) const {
     return divided_ + ((first_owner * spans_ + span) * kItemVectors + vector) * record_;
   }
@@ -119,7 +129,7 @@ class AttentionRun {
   // The item's queries side by side: in their own rows they lie far apart, often in the same set of the cache.
   void load_queries(const Item& item) {
     for (int v = 0; v < item.num_vectors(); ++v) {
-      const float* from = q_.data + row(item, v) * q_.ld + head_column(item, v);
+      const float* from = q_.data + places_[v].row * q_.ld + places_[v].column;
       float* to = queries_ + int64_t{v} * width_;
       if constexpr (kIsScaled<T>) {
         int8_t* digits = reinterpret_cast<int8_t*>(to);
@@ -192,9 +202,9 @@ class AttentionRun {
       const int count = end - v < tile ? end - v : tile;
       with_constant<tile>(count, [&](auto m) {
         if (v == begin) {
-          run_tile<m.value, true>(item, v, list);
+          run_tile<m.value, true>(v, list);
         } else {
-          run_tile<m.value, false>(item, v, list);
+          run_tile<m.value, false>(v, list);
         }
       });
       for (int m = 0; m < count; ++m) {
@@ -205,12 +215,11 @@ class AttentionRun {
 
   // Sets visible_ for a tile. Returns the tokens that some vector sees, and those that all see.
   template <int M>
-  OCTAVO_INLINE void find_visible(const Item& item, int vector, int origin, Span* some, Span* all) {
+  OCTAVO_INLINE void find_visible(int vector, int origin, Span* some, Span* all) {
     *some = {kSpan, 0};
     *all = {0, kSpan};
     for (int m = 0; m < M; ++m) {
-      const int last = position(item, vector + m);
-      const int first = first_visible(last, a_.window);
+      const int first = places_[vector + m].first, last = places_[vector + m].last;
       Span& seen = visible_[m];
       seen = {first > origin ? first - origin : 0, last + 1 - origin < kSpan ? last + 1 - origin : kSpan};
       if (seen.begin >= seen.end) seen = {0, 0};
@@ -223,9 +232,9 @@ class AttentionRun {
   }
 
   template <int M, bool kAhead>
-  __attribute__((noinline)) void run_tile(const Item& item, int vector, const SpanList& list) {
+  __attribute__((noinline)) void run_tile(int vector, const SpanList& list) {
     Span some, all;
-    find_visible<M>(item, vector, list.origin, &some, &all);
+    find_visible<M>(vector, list.origin, &some, &all);
     if (some.end == 0) return;
     score<M, kAhead>(vector, list, some);
     for (int m = 0; m < M; ++m) {
@@ -281,19 +290,17 @@ class AttentionRun {
     }
   }
 
-  void finish(const Item& item, int vector, const float* record) {
-    float* values = out_.data + row(item, vector) * out_.ld;
-    const int64_t column = head_column(item, vector);
-    float* to = values + column;
+  void finish(const Place& place, const float* record) {
+    float *values = out_.data + place.row * out_.ld, *to = values + place.column;
     const f32x16 sum = broadcast(record[width_ + 1]);
     for (int d = 0; d < kv_.head_size; d += 16) {
       store_lanes(to + d, kv_.head_size - d < 16 ? kv_.head_size - d : 16, load(record + d) / sum);
     }
     if (!a_.quantized.q) return;
     with_group(a_.quantized.group, [&](auto group) {
-      const int first = static_cast<int>(column) / group.size, end = first + kv_.head_size / group.size;
+      const int first = static_cast<int>(place.column) / group.size, end = first + kv_.head_size / group.size;
       for (int g = first; g < end; ++g) {
-        quantize_group_of<group.size>(values, out_.width, row(item, vector), g, a_.quantized);
+        quantize_group_of<group.size>(values, out_.width, place.row, g, a_.quantized);
       }
     });
   }
@@ -313,6 +320,7 @@ class AttentionRun {
   uint8_t* regrouped_;  // [kSpan/4][D][4] of int8 values
   typename ExtraOf<T>::type extra_;
   int64_t spans_;
+  Place places_[kItemVectors];
   Span visible_[kTileVectors];
   SpanList spans_listed_[2];
   Target<T> targets_[2 * kSpan];
@@ -345,8 +353,9 @@ static void merge_attention(const View& q, const KVStore& kv, const Batch& b, co
   AttentionRun<float> run(q, kv, b, a, out, scratch, w);  // results are float whatever is stored
   int next = 0;
   Division(b, a, kv.num_kv_heads, w).each_divided([&](const Item& item, int first_owner) {
+    run.find_places(item);
     for (int v = 0; v < item.num_vectors(); ++v) {
-      if (next++ % w.count == w.id) run.merge(item, first_owner, v);
+      if (next++ % w.count == w.id) run.merge(first_owner, v);
     }
   });
 }
