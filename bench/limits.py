@@ -96,7 +96,7 @@ class Matrices:
 
 @dataclass(slots=True)
 class Step:
-    """What one forward() and the logits() after it were asked for."""
+    """What one step, and the logits() after it, were asked for."""
 
     num_new: I32  # [S] rows of each sequence
     seq_lens: I32  # [S]

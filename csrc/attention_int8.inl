@@ -6,6 +6,8 @@
 //     score(t)  is scale of k(t) * scale of q * (256 * high . k(t) + low . k(t)); maximum and sum then as for floats
 //     acc(d)    is scale of the weights * (256 * sum of high(t) * v(t, d) + sum of low(t) * v(t, d))
 // The sums are exact. Tokens a query may not see have digits 0; their scales never enter an operation.
+// Weights are whole numbers of 1 / 32,639 of the largest scale that the query sees in the span: where it hardly attends to
+// a value that is R times larger than the others, these have so much less precision.
 
 constexpr int kByteVectors = 3;  // query vectors of a tile
 constexpr int kByteSums = 2 * kByteVectors * kParts;  // registers that they take for each chunk
@@ -102,8 +104,8 @@ struct DigitTile {
     }
   }
   OCTAVO_INLINE f32x16 value(int c, const Digits& digits) const {
-    i32x16 sum;
-    OCTAVO_EACH sum.v[i] = (high[c][i] << kDigitBits) + (low[c][i] - digits.offset);
+    i32x16 sum;  // of heads up to kMaxByteHead it fits; what leads there may wrap
+    OCTAVO_EACH sum.v[i] = (ivec)(((uvec)high[c][i] << kDigitBits) + ((uvec)low[c][i] - static_cast<uint32_t>(digits.offset)));
     return to_float(sum) * broadcast(digits.scale);
   }
 };

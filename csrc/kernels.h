@@ -115,6 +115,8 @@ struct Batch {
 
 enum class KVType : int { f32 = 0, f16 = 1, i8 = 2 };
 
+constexpr int kMaxByteHead = 512;  // head size up to which attention's sums over int8 fit 32 bits
+
 // One storage array. Block b starts at data + b * block_bytes; in it lie the kv heads, one after another:
 //     | K, transposed in pieces [B/P][D][P] | V [B][D] |
 // or, of int8,

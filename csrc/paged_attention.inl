@@ -90,15 +90,27 @@ class AttentionRun {
     for (int v = 0; v < item.num_vectors(); ++v) finish(places_[v], joined_ + int64_t{v} * record_);
   }
 
-  // Joins the spans of one vector of a divided item, whose places were found.
-  void merge(int first_owner, int vector) {
-    const int first = places_[vector].first / kSpan, last = places_[vector].last / kSpan;
-    copy_record(joined_, divided_record(first_owner, first, vector), kv_.head_size);
-    for (int span = first + 1; span <= last; ++span) {
-      join(joined_, divided_record(first_owner, span, vector), kv_.head_size);
+  // Joins the spans of those vectors of a divided item for which is_mine() says so, which is asked for each in turn.
+  template <class IsMine>
+  void merge(const Item& item, int first_owner, const IsMine& is_mine) {
+    find_places(item);
+    for (int v = 0; v < item.num_vectors(); ++v) {
+      if (!is_mine()) continue;
+      const int first = places_[v].first / kSpan, last = places_[v].last / kSpan;
+      copy_record(joined_, divided_record(first_owner, first, v), kv_.head_size);
+      for (int span = first + 1; span <= last; ++span) {
+        join(joined_, divided_record(first_owner, span, v), kv_.head_size);
+      }
+      finish(places_[v], joined_);
     }
-    finish(places_[vector], joined_);
   }
+
+ private:
+  // Where a vector stands, and that it sees the tokens [first, last].
+  struct Place {
+    int64_t row, column;
+    int first, last;
+  };
 
   // The places of an item's vectors, which are counted through it, head by head.
   void find_places(const Item& item) {
@@ -114,13 +126,6 @@ class AttentionRun {
       }
     }
   }
-
- private:
-  // Where a vector stands, and that it sees the tokens [first, last].
-  struct Place {
-    int64_t row, column;
-    int first, last;
-  };
 
   float* divided_record(int first_owner, int span, int vector) const {
     return divided_ + ((first_owner * spans_ + span) * kItemVectors + vector) * record_;
@@ -353,9 +358,6 @@ static void merge_attention(const View& q, const KVStore& kv, const Batch& b, co
   AttentionRun<float> run(q, kv, b, a, out, scratch, w);  // results are float whatever is stored
   int next = 0;
   Division(b, a, kv.num_kv_heads, w).each_divided([&](const Item& item, int first_owner) {
-    run.find_places(item);
-    for (int v = 0; v < item.num_vectors(); ++v) {
-      if (next++ % w.count == w.id) run.merge(first_owner, v);
-    }
+    run.merge(item, first_owner, [&] { return next++ % w.count == w.id; });
   });
 }

@@ -268,6 +268,9 @@ void Program::paged_attention(Slot q, CacheLayer layer, float scale, int window,
                               const QuantSlot* quantized) {
   const KVStore kv = store(layer);
   require(layer.head_size % 8 == 0, "paged_attention: head size " + text(layer.head_size) + " is not a multiple of 8");
+  require(kv.type != KVType::i8 || layer.head_size <= kMaxByteHead,
+          "paged_attention: head size " + text(layer.head_size) + " is above " + text(kMaxByteHead) +
+              ", the most for int8 keys and values; use --kv-cache-dtype fp16");
   require(q.width == out.width && q.width % (kv.num_kv_heads * kv.head_size) == 0,
           "paged_attention: q and out must have the same width, a multiple of " + text(kv.num_kv_heads * kv.head_size));
   require(window >= 0 && softcap >= 0, "paged_attention: window and softcap must not be negative");

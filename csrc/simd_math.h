@@ -20,6 +20,7 @@ OCTAVO_INLINE f32x16 exp_below(f32x16 x) {
   p = fma(p, r, broadcast(0.5f));
   p = fma(p, r * r, r + broadcast(1.0f));
   OCTAVO_EACH p.v[i] = (fvec)((ivec)p.v[i] + (ivec)((uvec)z.v[i] << 23));  // times 2^n
+  p = p + (x - x);  // 0, or NaN where adding to the exponent of a NaN has made a number of it
   return select_less(x, broadcast(-87.33654f), zero(), p);
 }
 

@@ -161,6 +161,43 @@ def test_nan_of_a_later_token_never_reaches_an_earlier_one(attention_bench, atte
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", ["fp32", "int8"])
+@pytest.mark.parametrize("bits", [0x7FC00000, 0xFFC00000, 0x7FFFFFFF, 0xFFFFFFFF])
+def test_any_nan_in_a_key_alone_is_seen(attention_bench, attention_case, bits, dtype, isa):
+    case = attention_case(heads=4, kv_heads=1, dtype=dtype)
+    rows = qkv_rows(case, 50)
+    key = slice(case.heads * case.head_size, (case.heads + 1) * case.head_size)
+    rows.view(np.uint32)[40, key] = bits
+    bench = attention_bench(NativeBackend(2, isa), case, rows)
+    bench.give_blocks([50])
+    got = bench.step([(0, 0, 50)], [0])
+    assert np.isfinite(got[:40]).all()
+    assert np.isnan(got[40:]).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_value_far_larger_than_the_others_costs_no_more_than_its_own_rounding(
+    attention_bench, attention_case, isa
+):
+    """A thousand times as large, and hardly attended to."""
+    case = attention_case(heads=4, kv_heads=1, dtype="int8")
+    rows = qkv_rows(case, 200)
+    key, value = (
+        slice((case.heads + i) * case.head_size, (case.heads + i + 1) * case.head_size) for i in (0, 1)
+    )
+    rows[100, value] *= 1000
+    rows[:, : case.heads * case.head_size] += 1
+    rows[100, key] -= 4
+    results = []
+    for backend in (NativeBackend(2, isa), NumpyBackend()):
+        bench = attention_bench(backend, case, rows)
+        bench.give_blocks([200])
+        results.append(bench.step([(0, 0, 200)], [0]))
+    largest = np.abs(rows[100, value]).max()
+    np.testing.assert_array_less(np.abs(results[0] - results[1]).max(), largest / 127 / 2)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
 @pytest.mark.parametrize("block_size", [1, 4, 16, 20])
 def test_entries_behind_the_window_are_not_looked_at(attention_bench, attention_case, block_size, dtype, isa):
     """Blocks that slid out of the window were given back: their table entries may be anything."""

@@ -25,6 +25,7 @@ from octavo.engine.messages import (
 )
 from octavo.errors import EngineError, RequestError
 from octavo.server.app import create_app
+from octavo.server.serve import HTTP_PARSER
 from octavo.server.settings import ServerSettings
 from octavo.text.chat_template import ChatTemplate
 
@@ -209,7 +210,9 @@ def serve() -> Iterator[Callable[[Any], str]]:
 
     def start(app: Any) -> str:
         listener = socket.create_server(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=2))
+        server = uvicorn.Server(
+            uvicorn.Config(app, http=HTTP_PARSER, log_level="error", timeout_graceful_shutdown=2)
+        )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         running.append((server, thread))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from typing import Any
 
 import httpx
@@ -29,6 +30,30 @@ def test_openai_client_lists_models(client: Any) -> None:
         ("alias", "/models/tiny.gguf", 128),
     ]
     assert client.models.retrieve("alias").id == "alias"
+
+
+@pytest.mark.parametrize("num_packets", [1, 2])
+def test_a_client_that_offers_http_2_is_answered_in_http_1(url: str, num_packets: int) -> None:
+    """As Java's HTTP client does with every request."""
+    body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 2}).encode()
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n"
+        "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode()
+    with socket.create_connection(("127.0.0.1", httpx.URL(url).port), timeout=10) as connection:
+        for packet in (head + body,) if num_packets == 1 else (head, body):
+            connection.sendall(packet)
+            time.sleep(0.05)
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["text"] == "He"
+
+
+def test_a_head_without_end_is_refused(url: str) -> None:
+    with socket.create_connection(("127.0.0.1", httpx.URL(url).port), timeout=10) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nX-Long: " + b"a" * 200_000)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 400 ")
 
 
 def test_openai_client_chats_and_streams(client: Any) -> None:

@@ -255,8 +255,9 @@ class Runner(Protocol):
 
     def softmax_blocks(self, scores: F32, block: int, peaks: F32, temperatures: F32) -> tuple[F64, F32]:
         """What sampling asks of rows of scores [R, V] in blocks of `block` tokens, the last perhaps shorter: of
-        each block the sum of exp((score - peaks[r]) / temperatures[r]) and the best score, [R, B] each. Rows of
-        temperature 0 are not wanted and hold anything. Scores may be minus infinity, not NaN."""
+        each block the sum of exp((score - peaks[r]) / temperatures[r]) and the best score, [R, B] each. peaks[r]
+        is the maximum of the row. Rows of temperature 0 are not wanted and hold anything. Scores may be minus
+        infinity, not NaN."""
         ...
 
     def copy_blocks(self, src: I32, dst: I32) -> None:

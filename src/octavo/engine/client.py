@@ -68,7 +68,7 @@ class AsyncEngine(Protocol):
         ...
 
     def add_stats_listener(self, listener: StatsListener) -> None:
-        """Call `listener` with the stats of every step."""
+        """Call `listener` with the stats whenever the engine makes some (observe.py)."""
         ...
 
     @property

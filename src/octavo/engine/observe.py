@@ -90,7 +90,7 @@ class EngineObserver:
         return self.snapshot()
 
     def snapshot(self) -> StepStats:
-        """The state now. Also between steps: after an abort of the last request none follows."""
+        """The state now, also between steps."""
         step_s, self._step_s = self._step_s, []
         schedule_s, self._schedule_s = self._schedule_s, 0.0
         cache = self._scheduler.allocator.stats()

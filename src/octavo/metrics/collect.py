@@ -35,7 +35,7 @@ class _Request:
 
 
 class StepObserver:
-    """Feed it events in the order of their stamps, then `drain()` once a step."""
+    """Feed it events in the order of their stamps, then `drain()` as often as they are wanted."""
 
     def __init__(self) -> None:
         self._requests: dict[str, _Request] = {}

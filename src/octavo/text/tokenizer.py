@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 _SPACE_MARK = "▁"  # SentencePiece writes a space as U+2581
-
-
 _NUM_CACHED_BYTES = 4096  # of tokens: most of a text are few
 
 
