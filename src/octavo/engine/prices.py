@@ -23,8 +23,8 @@ class PriceMeter:
             self._swap_block_s = _mean(self._swap_block_s, seconds / num_blocks)
 
     def on_step(self, plan: StepPlan, seconds: float) -> None:
-        """A step over the plan took `seconds`, logits of the rows that draw included. Decoding rows are cheaper by the token together with
-        a prompt than alone, so only steps that are mostly prompt count."""
+        """A step over the plan took `seconds`, logits of the rows that draw included. Decoding rows are cheaper by
+        the token together with a prompt than alone, so only steps that are mostly prompt count."""
         if plan.num_tokens - len(plan.seq_ids) + 1 < MIN_TOKENS:  # none can be that long
             return
         longest = max(plan.lengths, default=0)

@@ -38,8 +38,8 @@ from octavo.weights.loader import open_texts
 _KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they and not we close them
 _GRACE_S = 3  # for answers to be written out after the engine has stopped
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# Not httptools, which uvicorn would take where it is installed: it drops the body of a request that offers to upgrade to
-# HTTP/2, as Java's client does with each, and bounds no head.
+# Not httptools, which uvicorn would take where it is installed: it drops the body of a request that offers to
+# upgrade to HTTP/2, as Java's client does with each, and bounds no head.
 HTTP_PARSER: Literal["h11"] = "h11"
 
 
