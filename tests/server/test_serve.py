@@ -106,6 +106,17 @@ def test_an_idle_server_ends_at_once(server: subprocess.Popen[str], port: int) -
     assert server.returncode == 0
 
 
+@pytest.mark.parametrize("offer", ["h2c", "websocket"])
+def test_offers_of_other_protocols_are_answered_without_a_warning(
+    server: subprocess.Popen[str], port: int, offer: str
+) -> None:
+    headers = {"Connection": "Upgrade", "Upgrade": offer}
+    for _ in range(2):
+        assert httpx.get(f"http://127.0.0.1:{port}/health", headers=headers).status_code == 200
+    server.send_signal(signal.SIGTERM)
+    assert server.communicate(timeout=10)[1] == ""
+
+
 def test_a_taken_port_is_said_before_anything_is_loaded(port: int) -> None:
     config = EngineConfig(model="/no/such/model.gguf")
     with (

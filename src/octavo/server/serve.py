@@ -41,6 +41,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Not httptools, which uvicorn would take where it is installed: it drops the body of a request that offers to
 # upgrade to HTTP/2, as Java's client does with each, and bounds no head.
 HTTP_PARSER: Literal["h11"] = "h11"
+_OFFERS = ("Unsupported upgrade request", "No supported WebSocket library")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,15 @@ def serve(config: EngineConfig, options: ServeOptions) -> None:
     check_config(config)
     level = logging.DEBUG if config.debug else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn.error").addFilter(is_no_offer)
     with contextlib.closing(bind(options.host, options.port)) as listener:
         path = hub.resolve(config.model)
         asyncio.run(_run(config, options, path, listener))
+
+
+def is_no_offer(record: logging.LogRecord) -> bool:
+    """False for what uvicorn warns of when a client offers another protocol: it is answered in HTTP/1.1."""
+    return not record.getMessage().startswith(_OFFERS)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -113,6 +120,7 @@ async def _run(config: EngineConfig, options: ServeOptions, path: Path, listener
             uvicorn.Config(
                 app,
                 http=HTTP_PARSER,
+                ws="none",
                 log_config=None,
                 access_log=False,
                 lifespan="off",
