@@ -1,7 +1,7 @@
 """EngineObserver: what steps did, as StepStats. Reads the scheduler, changes nothing.
 
 Stats are due after a step in which a request was admitted, preempted or ended, or after which nothing is left to
-do, and else every STATS_EVERY_S: making, sending and reading them at each step would cost more than the tokens.
+do, and else every STATS_EVERY_S: they take the same time to make, send and read at a step of 3 ms as at one of 100.
 """
 
 from __future__ import annotations
