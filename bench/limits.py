@@ -156,10 +156,6 @@ class MeteredRunner:
     def __init__(self, runner: Any, meter: Meter) -> None:
         self._runner, self._meter = runner, meter
 
-    def forward(self, inputs: StepInputs) -> None:
-        self._meter.steps.append(Step(np.diff(inputs.query_starts), inputs.seq_lens.copy()))
-        self._runner.forward(inputs)
-
     def logits(self, rows: I32) -> F32:
         self._meter.steps[-1].num_logits += len(rows)
         logits: F32 = self._runner.logits(rows)

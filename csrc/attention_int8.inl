@@ -2,7 +2,8 @@
 //
 // What meets the stored integers is rounded to whole numbers too, of 15 bits and a sign: a query vector, and of one span
 // the weights p(t) * scale of v(t). Each is 256 * high + low with two digits within [-127, 127], so that the dot product
-// of bytes does the work; those that would need a low digit of -128 are rounded to the next. For one query vector and one span
+// of bytes does the work; those that would need a low digit of -128 are rounded to the next. For one query vector and
+// one span
 //     score(t)  is scale of k(t) * scale of q * (256 * high . k(t) + low . k(t)); maximum and sum then as for floats
 //     acc(d)    is scale of the weights * (256 * sum of high(t) * v(t, d) + sum of low(t) * v(t, d))
 // The sums are exact. Tokens a query may not see have digits 0; their scales never enter an operation.
@@ -54,19 +55,15 @@ OCTAVO_INLINE Digits to_digits(const float* x, int count, int8_t* high, int8_t* 
 
 // What makes whole numbers of p(t) * scales[t] for the visible t, where p <= 1.
 OCTAVO_INLINE Quantizer quantizer_of_visible(const float* scales, Span visible) {
-  f32x16 largest = zero(), poison = zero();
-  for (int t = visible.begin / 16 * 16; t < visible.end; t += 16) {
-    const f32x16 x = select_visible(t, visible, load(scales + t), zero());  // of hidden tokens they may be anything
-    largest = max(largest, x);
-    poison = poison + (x - x);
-  }
-  return {reduce_max(largest), reduce_add(poison), kDigitLimit};
+  return quantizer_of(visible.begin / 16 * 16, visible.end, kDigitLimit, [&](int t) __attribute__((always_inline)) {
+    return select_visible(t, visible, load(scales + t), zero());  // of hidden tokens they may be anything
+  });
 }
 
 // Softmax of the visible scores as softmax_span, then the digits of p(t) * scales[t] for the visible t, and of 0 for the
 // others in the vectors of 16 that hold a token of `some`. Where a score is NaN they are anything, and the sum is NaN.
-OCTAVO_INLINE Digits to_weights(float* scores, const float* scales, Quantizer by, Span visible, Span some, float softcap,
-                           int8_t* high, int8_t* low, float* m, float* l) {
+OCTAVO_INLINE Digits to_weights(float* scores, const float* scales, Quantizer by, Span visible, Span some,
+                                float softcap, int8_t* high, int8_t* low, float* m, float* l) {
   DigitWriter writer;
   int t = some.begin / 16 * 16;
   for (; t < visible.begin / 16 * 16; t += 16) writer.write(zero(), high + t, low + t);
@@ -105,7 +102,8 @@ struct DigitTile {
   }
   OCTAVO_INLINE f32x16 value(int c, const Digits& digits) const {
     i32x16 sum;  // of heads up to kMaxByteHead it fits; what leads there may wrap
-    OCTAVO_EACH sum.v[i] = (ivec)(((uvec)high[c][i] << kDigitBits) + ((uvec)low[c][i] - static_cast<uint32_t>(digits.offset)));
+    const auto offset = static_cast<uint32_t>(digits.offset);
+    OCTAVO_EACH sum.v[i] = (ivec)(((uvec)high[c][i] << kDigitBits) + ((uvec)low[c][i] - offset));
     return to_float(sum) * broadcast(digits.scale);
   }
 };
@@ -190,7 +188,6 @@ struct Int8Run {
   Digits weights[kByteVectors];  // of one span
   alignas(64) int8_t weight_digits[kByteVectors][2][kSpan];
   float value_scales[kScoreStride];  // of one span
-  Quantizer by;                      // of the last vector's weights
   const Chunk<uint8_t>* chunks;      // of its values
   int num_chunks;
   Chunk<uint8_t> regrouped_chunk;
@@ -220,11 +217,17 @@ struct Int8Run {
     num_chunks = 1;
   }
 
-  // to_weights() for vector m of a tile, of which the one before may see the same.
-  OCTAVO_INLINE void weigh(int m, float* scores, const Span* visible, Span some, float softcap, float* top, float* sum) {
-    const Span &seen = visible[m], &before = visible[m > 0 ? m - 1 : 0];
-    if (m == 0 || seen.begin != before.begin || seen.end != before.end) by = quantizer_of_visible(value_scales, seen);
-    weights[m] = to_weights(scores, value_scales, by, seen, some, softcap, weight_digits[m][0], weight_digits[m][1], top, sum);
+  // to_weights() for the M vectors of a tile. Their maxima and sums go to `top`, `stride` apart.
+  template <int M>
+  OCTAVO_INLINE void weigh(float* scores, const Span* visible, Span some, float softcap, float* top, int stride) {
+    Quantizer by;
+    for (int m = 0; m < M; ++m, scores += kScoreStride, top += stride) {
+      const Span& seen = visible[m];
+      const bool is_same = m > 0 && seen.begin == visible[m - 1].begin && seen.end == visible[m - 1].end;
+      if (!is_same) by = quantizer_of_visible(value_scales, seen);
+      auto& digits = weight_digits[m];
+      weights[m] = to_weights(scores, value_scales, by, seen, some, softcap, digits[0], digits[1], top, top + 1);
+    }
   }
 
   // mix_bytes over all columns.

@@ -242,17 +242,14 @@ class AttentionRun {
     find_visible<M>(vector, list.origin, &some, &all);
     if (some.end == 0) return;
     score<M, kAhead>(vector, list, some);
-    for (int m = 0; m < M; ++m) {
-      float *scores = scores_ + m * kScoreStride, *top = result_ + m * record_ + width_, *sum = top + 1;
-      if constexpr (kIsScaled<T>) {
-        extra_.weigh(m, scores, visible_, some, a_.softcap, top, sum);
-      } else {
-        softmax_span(scores, visible_[m], a_.softcap, top, sum, [&](int t, f32x16 p) { store(scores + t, p); });
-      }
-    }
     if constexpr (kIsScaled<T>) {
+      extra_.template weigh<M>(scores_, visible_, some, a_.softcap, result_ + width_, record_);
       extra_.template mix<M, kAhead>(some, kv_.head_size, targets_ + list.count, result_, record_);
     } else {
+      for (int m = 0; m < M; ++m) {
+        float *scores = scores_ + m * kScoreStride, *top = result_ + m * record_ + width_;
+        softmax_span(scores, visible_[m], a_.softcap, top, top + 1, [&](int t, f32x16 p) { store(scores + t, p); });
+      }
       mix<M, kAhead>(list, all);
     }
   }

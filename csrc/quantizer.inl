@@ -17,12 +17,20 @@ struct Quantizer {
   OCTAVO_INLINE f32x16 scaled(f32x16 x) const { return inverse == 0.0f ? zero() : x * broadcast(inverse); }
 };
 
-OCTAVO_INLINE Quantizer quantizer_of(const float* x, int width, float limit) {
+// Of the values that load(i) gives, 16 from each i on.
+template <class Load>
+OCTAVO_INLINE Quantizer quantizer_of(int begin, int end, float limit, const Load& load) {
   f32x16 largest = zero(), poison = zero();
-  for (int i = 0; i < width; i += 16) {
-    const f32x16 values = load_lanes(x + i, width - i < 16 ? width - i : 16);
+  for (int i = begin; i < end; i += 16) {
+    const f32x16 values = load(i);
     largest = max(largest, abs(values));
     poison = poison + (values - values);  // NaN where the value is NaN or infinite
   }
   return {reduce_max(largest), reduce_add(poison), limit};
+}
+
+OCTAVO_INLINE Quantizer quantizer_of(const float* x, int width, float limit) {
+  return quantizer_of(0, width, limit, [&](int i) __attribute__((always_inline)) {
+    return load_lanes(x + i, width - i < 16 ? width - i : 16);
+  });
 }

@@ -3,9 +3,10 @@
 // and waits for the others only before segments that say so.
 //
 // The calling thread is one of them. A thread takes its own parts of a segment in their order; one that has none left
-// takes those at the other end of somebody else's, of its strand or, where there are none, of another. So a thread that is slower, comes late or still sleeps delays the
-// others by no more than the part it has begun. Where threads outnumber the free cores, that part may stand still while
-// another process has the core: a thread that waits yields, then sleeps, so that the system can move it to a free one.
+// takes those at the other end of somebody else's, of its strand or, where there are none, of another. So a thread that
+// is slower, comes late or still sleeps delays the others by no more than the part it has begun. Where threads outnumber
+// the free cores, that part may stand still while another process has the core: a thread that waits yields, then sleeps,
+// so that the system can move it to a free one.
 // Between jobs threads poll for a moment, then sleep: a step that follows soon starts in a fraction of a microsecond, an
 // idle server uses no processor. They never touch Python.
 #pragma once

@@ -52,14 +52,7 @@ class NativeRunner:
         self._cache = cache
 
     def forward(self, inputs: StepInputs) -> None:
-        self._program.forward(
-            inputs.tokens,
-            inputs.positions,
-            inputs.query_starts,
-            inputs.seq_lens,
-            inputs.table_rows,
-            inputs.block_tables,
-        )
+        self._program.forward(*_arrays(inputs))
 
     def logits(self, rows: I32) -> F32:
         return self._program.logits(rows)
@@ -68,15 +61,7 @@ class NativeRunner:
         return self._program.best()
 
     def run(self, inputs: StepInputs, rows: I32) -> tuple[F32, I32, F32]:
-        return self._program.run(
-            inputs.tokens,
-            inputs.positions,
-            inputs.query_starts,
-            inputs.seq_lens,
-            inputs.table_rows,
-            inputs.block_tables,
-            rows,
-        )
+        return self._program.run(*_arrays(inputs), rows)
 
     def softmax_blocks(self, scores: F32, block: int, peaks: F32, temperatures: F32) -> tuple[F64, F32]:
         return self._program.softmax_blocks(scores, block, peaks, temperatures)
@@ -228,6 +213,18 @@ class NativeBackend:
     def _count(self, packed: Packed) -> Packed:
         self.num_weight_bytes += packed.nbytes
         return packed
+
+
+def _arrays(inputs: StepInputs) -> tuple[I32, I32, I32, I32, I32, tuple[I32, ...]]:
+    """As Program takes them."""
+    return (
+        inputs.tokens,
+        inputs.positions,
+        inputs.query_starts,
+        inputs.seq_lens,
+        inputs.table_rows,
+        inputs.block_tables,
+    )
 
 
 def _parts(weight: GroupedWeights) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:

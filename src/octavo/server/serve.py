@@ -62,13 +62,13 @@ def serve(config: EngineConfig, options: ServeOptions) -> None:
     check_config(config)
     level = logging.DEBUG if config.debug else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn.error").addFilter(is_no_offer)
+    logging.getLogger("uvicorn.error").addFilter(_is_no_offer)
     with contextlib.closing(bind(options.host, options.port)) as listener:
         path = hub.resolve(config.model)
         asyncio.run(_run(config, options, path, listener))
 
 
-def is_no_offer(record: logging.LogRecord) -> bool:
+def _is_no_offer(record: logging.LogRecord) -> bool:
     """False for what uvicorn warns of when a client offers another protocol: it is answered in HTTP/1.1."""
     return not record.getMessage().startswith(_OFFERS)
 
