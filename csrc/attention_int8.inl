@@ -62,12 +62,15 @@ OCTAVO_INLINE Quantizer quantizer_of_visible(const float* scales, Span visible) 
 
 // Softmax of the visible scores as softmax_span, then the digits of p(t) * scales[t] for the visible t, and of 0 for the
 // others in the vectors of 16 that hold a token of `some`. Where a score is NaN they are anything, and the sum is NaN.
+// Calls ask(t) before each 16 of visible ones.
+template <class Ask>
 OCTAVO_INLINE Digits to_weights(float* scores, const float* scales, Quantizer by, Span visible, Span some,
-                                float softcap, int8_t* high, int8_t* low, float* m, float* l) {
+                                float softcap, int8_t* high, int8_t* low, float* m, float* l, const Ask& ask) {
   DigitWriter writer;
   int t = some.begin / 16 * 16;
   for (; t < visible.begin / 16 * 16; t += 16) writer.write(zero(), high + t, low + t);
   softmax_span(scores, visible, softcap, m, l, [&](int at, f32x16 p) __attribute__((always_inline)) {
+    ask(at);
     const f32x16 x = p * (load(scales + at) * broadcast(by.inverse));
     writer.write(select_visible(at, visible, x, zero()), high + at, low + at);
   });
@@ -217,16 +220,19 @@ struct Int8Run {
     num_chunks = 1;
   }
 
-  // to_weights() for the M vectors of a tile. Their maxima and sums go to `top`, `stride` apart.
-  template <int M>
-  OCTAVO_INLINE void weigh(float* scores, const Span* visible, Span some, float softcap, float* top, int stride) {
+  // to_weights() for the M vectors of a tile. Their maxima and sums go to `top`, `stride` apart. Calls ask(m, t) for each
+  // 16 tokens from t on that vector m sees some of.
+  template <int M, class Ask>
+  OCTAVO_INLINE void weigh(float* scores, const Span* visible, Span some, float softcap, float* top, int stride,
+                           const Ask& ask) {
     Quantizer by;
     for (int m = 0; m < M; ++m, scores += kScoreStride, top += stride) {
       const Span& seen = visible[m];
       const bool is_same = m > 0 && seen.begin == visible[m - 1].begin && seen.end == visible[m - 1].end;
       if (!is_same) by = quantizer_of_visible(value_scales, seen);
       auto& digits = weight_digits[m];
-      weights[m] = to_weights(scores, value_scales, by, seen, some, softcap, digits[0], digits[1], top, top + 1);
+      weights[m] = to_weights(scores, value_scales, by, seen, some, softcap, digits[0], digits[1], top, top + 1,
+                              [&](int t) __attribute__((always_inline)) { ask(m, t); });
     }
   }
 

@@ -178,13 +178,32 @@ class AttentionRun {
   // What is asked for while each chunk of the current span's keys, then of its values, is read: keys and values of the
   // following span by turns, since they lie close together. What a longer one has more is asked for at once. Without
   // one, anything that is there.
+  // In between weights are made, of int8 values in a quarter of the time. So that the memory is not idle meanwhile, every
+  // fourth chunk asks only for itself, and each 16 weights for half of a target.
   void list_targets(const SpanList& current, const SpanList& following) {
     const SpanList& asked = following.count > 0 ? following : current;
-    for (int i = 0; i < 2 * current.count; ++i) {
-      targets_[i] = target(asked.chunks[i / 2 < asked.count ? i / 2 : asked.count - 1], i % 2 == 1);
+    int number = 0;
+    const auto next = [&] {
+      const int chunk = number / 2 < asked.count ? number / 2 : asked.count - 1;
+      return target(asked.chunks[chunk], number++ % 2 == 1);
+    };
+    const auto list_targets_of = [&](Target<T>* targets, bool is_values) {
+      for (int i = 0; i < current.count; ++i) {
+        targets[i] = do_weights_ask() && i % 4 == 3 ? target(current.chunks[i], is_values) : next();
+      }
+    };
+    list_targets_of(targets_, false);
+    for (int i = 0; do_weights_ask() && i < current.count; i += 2) {
+      const Target<T> at = i < current.count / 4 * 4 ? next() : target(current.chunks[i], true);
+      weight_targets_[i] = at;
+      weight_targets_[i + 1] = {at.elements + 8 * kv_.head_size, at.scales};
     }
+    list_targets_of(targets_ + current.count, true);
     ask(asked, 2 * current.count);
   }
+
+  // Not where a chunk may be shorter than 16 tokens.
+  bool do_weights_ask() const { return kIsScaled<T> && kv_.block_size % 16 == 0; }
 
   // Asks for the targets of a span from number `first` on.
   void ask(const SpanList& list, int first) const {
@@ -243,7 +262,11 @@ class AttentionRun {
     if (some.end == 0) return;
     score<M, kAhead>(vector, list, some);
     if constexpr (kIsScaled<T>) {
-      extra_.template weigh<M>(scores_, visible_, some, a_.softcap, result_ + width_, record_);
+      const Target<T>* ahead = kAhead && do_weights_ask() ? weight_targets_ : nullptr;
+      const auto ask = [&](int m, int t) __attribute__((always_inline)) {
+        if (ahead) prefetch_share(ahead[(t - list.chunks[0].begin) / 16], 8 * kv_.head_size, m, M);
+      };
+      extra_.template weigh<M>(scores_, visible_, some, a_.softcap, result_ + width_, record_, ask);
       extra_.template mix<M, kAhead>(some, kv_.head_size, targets_ + list.count, result_, record_);
     } else {
       for (int m = 0; m < M; ++m) {
@@ -326,6 +349,7 @@ class AttentionRun {
   Span visible_[kTileVectors];
   SpanList spans_listed_[2];
   Target<T> targets_[2 * kSpan];
+  Target<T> weight_targets_[kSpan / 16];
 };
 
 template <class T>
