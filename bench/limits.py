@@ -68,13 +68,19 @@ class Machine:
             subprocess.run(["c++", *flags, source, "-o", library], check=True)
             code = ctypes.CDLL(library)
         self._probe, self._handover_ns = code.probe, code.handover_ns
-        self._handover_ns.restype = ctypes.c_double
+        self._scattered_gb_s = code.scattered_gb_s
+        self._handover_ns.restype = self._scattered_gb_s.restype = ctypes.c_double
+        self._scattered_gb_s.argtypes = [ctypes.c_int, ctypes.c_size_t]
 
     def peaks(self, threads: int | None = None) -> Peaks:
         found = [ctypes.c_double() for _ in range(3)]
         threads = threads or self.threads
         self._probe(threads, *map(ctypes.byref, found))
         return Peaks(threads, *(f.value for f in found))
+
+    def scattered_s(self, num_bytes: int, piece_bytes: int) -> float:
+        """Seconds for reading so much in pieces that lie in random order."""
+        return num_bytes / self._scattered_gb_s(self.threads, piece_bytes) / 1e9
 
     def handover_ns(self) -> float:
         """Of a cache line, from one thread to another. Cores that share no cache make every step slower."""

@@ -1,8 +1,9 @@
 """Each kernel against its limit, at a model's shapes: matrices by rows, decode attention by context and block size.
 
 Weights and caches are cold: each product and each layer takes the next of enough copies to exceed the processor's
-caches. `paged` has blocks in random order. `contiguous` is the faster of two caches without paging: the same
-blocks one after another, and one block as long as the sequence.
+caches. `paged` has blocks in random order, as they are after an hour of traffic. `contiguous` is the faster of two caches
+without paging: the same blocks one after another, and one block as long as the sequence. `scattered` is the same memory
+in the same pieces read by a loop that computes nothing: what paging costs on this machine whatever the kernel.
 """
 
 from __future__ import annotations
@@ -134,6 +135,7 @@ class Decode:
         self._num_layers = max(2, -(-FOOTPRINT_BYTES // layer_bytes))
         self.layer_bytes = layer_bytes  # keys and values that one layer reads
         self._num_blocks = BATCH * context // block_size
+        self.block_bytes = layer_bytes // self._num_blocks  # of one layer
         layout = group_layers([spec(config)] * self._num_layers)
         self._runner = backend.compile(
             AttentionModel(config, backend, self._num_layers),
@@ -181,8 +183,9 @@ def attention(
                 partial(paged.layer_s, is_shuffled=True),
                 partial(paged.layer_s, is_shuffled=False),
                 partial(whole.layer_s, is_shuffled=False),
+                partial(machine.scattered_s, paged.layer_bytes, paged.block_bytes),
             )
-            (paged_s, in_order_s, whole_s), peaks = machine.during(partial(best_of, *turns))
+            (paged_s, in_order_s, whole_s, scattered_s), peaks = machine.during(partial(best_of, *turns))
             found.append(
                 Row(
                     f"{dtype} attention, batch {BATCH}, context {context}, blocks of {block_size}",
@@ -191,7 +194,8 @@ def attention(
                     peaks.read_gb_s,
                     {"paged / contiguous time": paged_s / min(in_order_s, whole_s)}
                     | {"in order GB/s": paged.layer_bytes / in_order_s / 1e9}
-                    | {"one block GB/s": paged.layer_bytes / whole_s / 1e9},
+                    | {"one block GB/s": paged.layer_bytes / whole_s / 1e9}
+                    | {"scattered GB/s": paged.layer_bytes / scattered_s / 1e9},
                 )
             )
     return found

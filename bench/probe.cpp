@@ -1,6 +1,6 @@
 // What this processor can do at best: int8 multiply-adds from registers, float32 multiply-adds from registers,
-// and reads from memory, on a number of threads; and how long two threads take to pass a cache line from one to the
-// other. limits.py compiles it, as a library, for the machine it runs on.
+// and reads from memory, in order and in pieces, on a number of threads; and how long two threads take to pass a cache
+// line from one to the other. limits.py compiles it, as a library, for the machine it runs on.
 // x86-64 with AVX2 or better.
 #include <immintrin.h>
 #include <sched.h>
@@ -11,6 +11,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -42,11 +44,11 @@ void fma_loop(int) {
   for (long i = 0; i < kLoops; ++i) asm volatile(TWELVE(FMA)::: REGISTERS);
 }
 
-// Seconds of the fastest of eight runs of body(thread) on all threads.
+// Seconds of the fastest of some runs of body(thread) on all threads.
 template <typename Body>
-double best_seconds(int threads, const Body& body) {
+double best_seconds(int threads, const Body& body, int runs = 8) {
   double best = 1e9;
-  for (int run = 0; run < 8; ++run) {
+  for (int run = 0; run < runs; ++run) {
     const auto start = std::chrono::steady_clock::now();
     std::vector<std::thread> all;
     for (int id = 0; id < threads; ++id) all.emplace_back(body, id);
@@ -56,18 +58,24 @@ double best_seconds(int threads, const Body& body) {
   return best;
 }
 
-void* new_memory() {
+const char* new_memory() {
   void* memory = nullptr;
   if (posix_memalign(&memory, size_t{2} << 20, kMemoryBytes) != 0) std::abort();
   madvise(memory, kMemoryBytes, MADV_HUGEPAGE);
   std::memset(memory, 1, kMemoryBytes);
-  return memory;
+  return static_cast<const char*>(memory);
+}
+
+// What is read, taken from the system once.
+const char* memory() {
+  static const char* const taken = new_memory();
+  return taken;
 }
 
 // Reads share number `id` of `bytes`.
 template <bool kPrefetch>
-void read_all(const void* memory, int id, size_t bytes) {
-  const char* p = static_cast<const char*>(memory) + id * bytes;
+void read_all(int id, size_t bytes) {
+  const char* p = memory() + id * bytes;
   __m256i sum = _mm256_setzero_si256();
   for (size_t i = 0; i < bytes; i += 64) {
     if (kPrefetch) _mm_prefetch(p + i + 4096, _MM_HINT_T0);
@@ -76,16 +84,48 @@ void read_all(const void* memory, int id, size_t bytes) {
   asm volatile("" ::"x"(sum));
 }
 
-// What `threads` threads do at once: int8 GOP/s, float32 GFLOP/s, GB/s read. The first call takes the memory to read.
+// Reads the pieces of `bytes` with the numbers [begin, end), and meanwhile asks for the one `ahead` places further.
+void read_pieces(const int* begin, const int* end, size_t bytes, int ahead) {
+  __m256i sum = _mm256_setzero_si256();
+  for (const int* piece = begin; piece < end; ++piece) {
+    const char* p = memory() + *piece * bytes;
+    const char* asked = piece + ahead < end ? memory() + piece[ahead] * bytes : p;
+    for (size_t i = 0; i < bytes; i += 64) {
+      _mm_prefetch(asked + i, _MM_HINT_T1);
+      sum = _mm256_xor_si256(sum, _mm256_load_si256(reinterpret_cast<const __m256i*>(p + i)));
+    }
+  }
+  asm volatile("" ::"x"(sum));
+}
+
+// What `threads` threads do at once: int8 GOP/s, float32 GFLOP/s, GB/s read.
 extern "C" void probe(int threads, double* int8_gops, double* float32_gflops, double* read_gb_s) {
-  static void* const memory = new_memory();
+  memory();
   const size_t share = kMemoryBytes / threads / 256 * 256;
   // Which of the two is faster depends on the processor's own prefetching.
-  const double read = std::min(best_seconds(threads, [&](int id) { read_all<false>(memory, id, share); }),
-                               best_seconds(threads, [&](int id) { read_all<true>(memory, id, share); }));
+  const double read = std::min(best_seconds(threads, [&](int id) { read_all<false>(id, share); }),
+                               best_seconds(threads, [&](int id) { read_all<true>(id, share); }));
   *int8_gops = threads * kLoops * 12.0 * 2 * kBytesPerDot / best_seconds(threads, dot_loop) / 1e9;
   *float32_gflops = threads * kLoops * 12.0 * 2 * (kBytes / 4) / best_seconds(threads, fma_loop) / 1e9;
   *read_gb_s = static_cast<double>(share) * threads / read / 1e9;
+}
+
+// GB/s that `threads` threads read in pieces of `bytes`, a multiple of 64, that lie in random order: all that a kernel
+// which finds blocks by a table could read, if it had nothing to compute. Of several distances ahead the best.
+extern "C" double scattered_gb_s(int threads, size_t bytes) {
+  memory();
+  const size_t share = kMemoryBytes / bytes / threads;
+  std::vector<int> pieces(share * threads);
+  std::iota(pieces.begin(), pieces.end(), 0);
+  std::shuffle(pieces.begin(), pieces.end(), std::mt19937(0));
+  double best = 1e9;
+  for (const int ahead : {1, 4, 16}) {
+    const auto read = [&](int id) {
+      read_pieces(pieces.data() + id * share, pieces.data() + (id + 1) * share, bytes, ahead);
+    };
+    best = std::min(best, best_seconds(threads, read, 2));
+  }
+  return static_cast<double>(pieces.size() * bytes) / best / 1e9;
 }
 
 // The core that thread `id` of two runs on from now on: the first or the second of those this process may use.

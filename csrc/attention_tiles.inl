@@ -106,15 +106,6 @@ OCTAVO_INLINE void prefetch_elements(const T* elements, int count) {
   for (int i = 0; i < count; i += line) prefetch_l2(elements + i);
 }
 
-// Asks for share number `share` of `shares` of what prefetch_elements() would, and with the first for the scales.
-template <class T>
-OCTAVO_INLINE void prefetch_share(const Target<T>& at, int count, int share, int shares) {
-  constexpr int line = 64 / sizeof(T);
-  const int lines = (count + line - 1) / line, end = lines * (share + 1) / shares;
-  for (int i = lines * share / shares; i < end; ++i) prefetch_l2(at.elements + i * line);
-  if (kIsScaled<T> && share == 0) prefetch_l2(at.scales);
-}
-
 // scores[m][token] = q[m] . k for M query vectors, `q_stride` apart, and C chunks of pieces `piece` wide. Meanwhile
 // ahead[0] to ahead[C - 1] are asked for, one after another. A chunk of fewer than 16 tokens spoils the scores behind
 // it, which the next chunk then writes.

@@ -25,6 +25,7 @@ namespace OCTAVO_ISA {
 #include "write_kv.inl"
 
 #include "attention_tiles.inl"
+#include "attention_ahead.inl"
 #include "attention_work.inl"
 #include "attention_int8.inl"
 

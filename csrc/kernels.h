@@ -17,8 +17,10 @@ namespace octavo {
 
 struct KVAhead;
 
+constexpr int kPieces = 4;  // parts that a thread's share of the work is cut into
+
 struct Worker {
-  int id;     // 0 <= id < count
+  int id;     // 0 <= id < count; a thread's are kPieces that follow one another
   int count;  // of workers
   KVAhead* ahead = nullptr;  // what to ask for while a product is computed
 };

@@ -18,6 +18,14 @@ OCTAVO_INLINE int split_point(int count, int part, int parts) {
   return static_cast<int>(int64_t{count} * part / parts);
 }
 
+// The same, but the parts of each of several threads get smaller: who is done first waits for another's last one only.
+OCTAVO_INLINE int falling_split_point(int count, int part, int parts) {
+  constexpr int kSixteenths[kPieces] = {0, 6, 11, 14};
+  if (parts == kPieces || parts % kPieces) return split_point(count, part, parts);
+  const int64_t sixteenths = 16 * (part / kPieces) + kSixteenths[part % kPieces], all = 16 * (parts / kPieces);
+  return static_cast<int>((count * sixteenths + all / 2) / all);
+}
+
 // Blocks that rows are cut into, so that a block's activations stay in L2 while all panels of a cell pass over them.
 OCTAVO_INLINE int num_row_blocks(int rows, int64_t row_bytes) {
   const int64_t fitting = kRowBlockBytes / row_bytes;
@@ -47,9 +55,12 @@ inline Cell cell_of(int all_panels, int rows, int64_t row_bytes, Worker w, int b
   }
   const int p = w.id / best_rows, r = w.id % best_rows;
   if (p >= best_panels) return {0, 0, 0, 0, row_bytes};
-  const int end = split_point(panels, p + 1, best_panels) * bundle;
-  return {split_point(panels, p, best_panels) * bundle, end < all_panels ? end : all_panels,
-          split_point(rows, r, best_rows), split_point(rows, r + 1, best_rows), row_bytes};
+  const auto panel_of = [&](int part) {
+    return bundle * (best_panels == w.count ? falling_split_point : split_point)(panels, part, best_panels);
+  };
+  const int end = panel_of(p + 1);
+  return {panel_of(p), end < all_panels ? end : all_panels, split_point(rows, r, best_rows),
+          split_point(rows, r + 1, best_rows), row_bytes};
 }
 
 template <int N>

@@ -48,7 +48,7 @@ class AttentionRun {
   AttentionRun(const View& q, const KVStore& kv, const Batch& b, const Attention& a, const View& out, void* scratch,
                Worker w)
       : q_(q), kv_(kv), b_(b), a_(a), out_(out), group_size_(a.num_heads / kv.num_kv_heads),
-        width_(padded_head(kv.head_size)), record_(record_floats(kv.head_size)) {
+        width_(padded_head(kv.head_size)), record_(record_floats(kv.head_size)), ahead_(kv) {
     float* mine = static_cast<float*>(scratch) + w.id * worker_floats(kv.head_size);
     queries_ = mine;
     joined_ = queries_ + int64_t{kItemVectors} * width_;
@@ -67,14 +67,14 @@ class AttentionRun {
     const int count = (part.end_span - part.begin_span) * item.num_heads;  // each head of a span, then the next span
     list_span(item, 0, part.begin_span, &spans_listed_[0]);
     for (int i = 0; i < count; ++i) {
-      SpanList &current = spans_listed_[i % 2], &following = spans_listed_[(i + 1) % 2];
+      SpanList<T> &current = spans_listed_[i % 2], &following = spans_listed_[(i + 1) % 2];
       following.count = 0;
       if (i + 1 < count) {
         list_span(item, (i + 1) % item.num_heads, part.begin_span + (i + 1) / item.num_heads, &following);
       } else if (next) {
         list_span(next->item, 0, next->begin_span, &following);
       }
-      list_targets(current, following);
+      ahead_.list(current, following);
       const int span = part.begin_span + i / item.num_heads;
       run_span(item, i % item.num_heads, current, [&](int vector, const float* result) {
         float* joined = part.is_divided ? divided_record(part.first_owner, span, vector)
@@ -149,15 +149,8 @@ class AttentionRun {
     }
   }
 
-  // What an item sees of one span.
-  struct SpanList {
-    int origin;  // position of the span's first token
-    int count;
-    Chunk<T> chunks[kSpan];
-  };
-
   // `head` is counted from the item's first.
-  void list_span(const Item& item, int head, int span, SpanList* list) const {
+  void list_span(const Item& item, int head, int span, SpanList<T>* list) const {
     const int64_t keys_begin = (item.kv_head + head) * kv_head_bytes(kv_.type, kv_.head_size, kv_.block_size) +
                                kv_scale_bytes(kv_.type, kv_.block_size);
     const HeadBlocks<T> blocks{b_.block_table + b_.table_rows[item.seq] * b_.max_blocks,
@@ -170,53 +163,9 @@ class AttentionRun {
     list->count = list_chunks(blocks, origin, begin, end, list->chunks);
   }
 
-  Target<T> target(const Chunk<T>& chunk, bool is_values) const {
-    if (is_values) return {chunk.values, kIsScaled<T> ? chunk.scales + kv_.block_size : nullptr};
-    return {chunk.values - int64_t{kv_.block_size} * kv_.head_size, chunk.scales};
-  }
-
-  // What is asked for while each chunk of the current span's keys, then of its values, is read: keys and values of the
-  // following span by turns, since they lie close together. What a longer one has more is asked for at once. Without
-  // one, anything that is there.
-  // In between weights are made, of int8 values in a quarter of the time. So that the memory is not idle meanwhile, every
-  // fourth chunk asks only for itself, and each 16 weights for half of a target.
-  void list_targets(const SpanList& current, const SpanList& following) {
-    const SpanList& asked = following.count > 0 ? following : current;
-    int number = 0;
-    const auto next = [&] {
-      const int chunk = number / 2 < asked.count ? number / 2 : asked.count - 1;
-      return target(asked.chunks[chunk], number++ % 2 == 1);
-    };
-    const auto list_targets_of = [&](Target<T>* targets, bool is_values) {
-      for (int i = 0; i < current.count; ++i) {
-        targets[i] = do_weights_ask() && i % 4 == 3 ? target(current.chunks[i], is_values) : next();
-      }
-    };
-    list_targets_of(targets_, false);
-    for (int i = 0; do_weights_ask() && i < current.count; i += 2) {
-      const Target<T> at = i < current.count / 4 * 4 ? next() : target(current.chunks[i], true);
-      weight_targets_[i] = at;
-      weight_targets_[i + 1] = {at.elements + 8 * kv_.head_size, at.scales};
-    }
-    list_targets_of(targets_ + current.count, true);
-    ask(asked, 2 * current.count);
-  }
-
-  // Not where a chunk may be shorter than 16 tokens.
-  bool do_weights_ask() const { return kIsScaled<T> && kv_.block_size % 16 == 0; }
-
-  // Asks for the targets of a span from number `first` on.
-  void ask(const SpanList& list, int first) const {
-    for (int i = first; i < 2 * list.count; ++i) {
-      const Target<T> at = target(list.chunks[i / 2], i % 2 == 1);
-      prefetch_elements(at.elements, 16 * kv_.head_size);
-      if (kIsScaled<T>) prefetch_l2(at.scales);
-    }
-  }
-
   // Computes every tile of one head on one span and calls take(vector, result) for each vector that sees some of it.
   template <class Take>
-  OCTAVO_INLINE void run_span(const Item& item, int head, const SpanList& list, const Take& take) {
+  OCTAVO_INLINE void run_span(const Item& item, int head, const SpanList<T>& list, const Take& take) {
     constexpr int tile = kIsScaled<T> ? kByteVectors : kTileVectors;
     if constexpr (kIsScaled<T>) {
       extra_.load_values(list.chunks, list.count, item.first_token - list.origin, kv_, regrouped_);
@@ -256,18 +205,17 @@ class AttentionRun {
   }
 
   template <int M, bool kAhead>
-  __attribute__((noinline)) void run_tile(int vector, const SpanList& list) {
+  __attribute__((noinline)) void run_tile(int vector, const SpanList<T>& list) {
     Span some, all;
     find_visible<M>(vector, list.origin, &some, &all);
     if (some.end == 0) return;
     score<M, kAhead>(vector, list, some);
     if constexpr (kIsScaled<T>) {
-      const Target<T>* ahead = kAhead && do_weights_ask() ? weight_targets_ : nullptr;
       const auto ask = [&](int m, int t) __attribute__((always_inline)) {
-        if (ahead) prefetch_share(ahead[(t - list.chunks[0].begin) / 16], 8 * kv_.head_size, m, M);
+        if (kAhead) ahead_.ask_with_weights(t, m, M);
       };
       extra_.template weigh<M>(scores_, visible_, some, a_.softcap, result_ + width_, record_, ask);
-      extra_.template mix<M, kAhead>(some, kv_.head_size, targets_ + list.count, result_, record_);
+      extra_.template mix<M, kAhead>(some, kv_.head_size, ahead_.with_values(), result_, record_);
     } else {
       for (int m = 0; m < M; ++m) {
         float *scores = scores_ + m * kScoreStride, *top = result_ + m * record_ + width_;
@@ -279,23 +227,23 @@ class AttentionRun {
 
   // Tokens before and after those that all see are mixed for each vector alone, in order.
   template <int M, bool kAhead>
-  OCTAVO_INLINE void mix(const SpanList& list, Span all) {
+  OCTAVO_INLINE void mix(const SpanList<T>& list, Span all) {
     for (int m = 0; m < M; ++m) {
       for (int i = 0; i < width_; i += 16) store(result_ + m * record_ + i, zero());
       mix_one(m, list, {visible_[m].begin, all.begin < visible_[m].end ? all.begin : visible_[m].end});
     }
-    mix_all_columns<M, kAhead>(scores_, list.chunks, list.count, all, kv_.head_size, targets_ + list.count, result_,
+    mix_all_columns<M, kAhead>(scores_, list.chunks, list.count, all, kv_.head_size, ahead_.with_values(), result_,
                                record_);
     for (int m = 0; m < M; ++m) mix_one(m, list, {all.end, visible_[m].end});
   }
 
-  void mix_one(int m, const SpanList& list, Span tokens) {
-    mix_all_columns<1, false>(scores_ + m * kScoreStride, list.chunks, list.count, tokens, kv_.head_size, targets_,
-                              result_ + m * record_, record_);
+  void mix_one(int m, const SpanList<T>& list, Span tokens) {
+    mix_all_columns<1, false>(scores_ + m * kScoreStride, list.chunks, list.count, tokens, kv_.head_size,
+                              ahead_.with_values(), result_ + m * record_, record_);
   }
 
   template <int M, bool kAhead>
-  OCTAVO_INLINE void score(int vector, const SpanList& list, Span some) {
+  OCTAVO_INLINE void score(int vector, const SpanList<T>& list, Span some) {
     constexpr int chunks = kIsScaled<T> ? kByteChunks : kTileChunks;
     const float* queries = queries_ + int64_t{vector} * width_;
     int c = 0, count = list.count;
@@ -306,10 +254,11 @@ class AttentionRun {
       with_constant<chunks>(count - c < chunks ? count - c : chunks, [&](auto n) {
         if constexpr (kIsScaled<T>) {
           score_bytes<M, n.value, kAhead>(reinterpret_cast<const int8_t*>(queries), 4 * width_, width_,
-                                          extra_.queries + vector, head_size, list.chunks + c, piece, targets_ + c,
-                                          scores_);
+                                          extra_.queries + vector, head_size, list.chunks + c, piece,
+                                          ahead_.with_keys() + c, scores_);
         } else {
-          score_chunks<M, n.value, kAhead>(queries, width_, head_size, list.chunks + c, piece, targets_ + c, scores_);
+          score_chunks<M, n.value, kAhead>(queries, width_, head_size, list.chunks + c, piece, ahead_.with_keys() + c,
+                                           scores_);
         }
       });
     }
@@ -347,9 +296,8 @@ class AttentionRun {
   int64_t spans_;
   Place places_[kItemVectors];
   Span visible_[kTileVectors];
-  SpanList spans_listed_[2];
-  Target<T> targets_[2 * kSpan];
-  Target<T> weight_targets_[kSpan / 16];
+  SpanList<T> spans_listed_[2];
+  SpanAhead<T> ahead_;
 };
 
 template <class T>

@@ -19,9 +19,9 @@ std::string text(int64_t value) { return std::to_string(value); }
 
 // Where a thread's share is not cut into parts: makes `w` the share, for the first of its parts; false for the others.
 bool is_whole(Worker* w) {
-  const bool is_first = w->id % ThreadPool::kPieces == 0;
-  w->id /= ThreadPool::kPieces;
-  w->count /= ThreadPool::kPieces;
+  const bool is_first = w->id % kPieces == 0;
+  w->id /= kPieces;
+  w->count /= kPieces;
   return is_first;
 }
 

@@ -37,8 +37,6 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  static constexpr int kPieces = 4;  // parts a thread
-
   int num_threads() const { return num_threads_; }
   int num_parts() const { return num_threads_ * kPieces; }
 
