@@ -1,9 +1,10 @@
 """Each kernel against its limit, at a model's shapes: matrices by rows, decode attention by context and block size.
 
 Weights and caches are cold: each product and each layer takes the next of enough copies to exceed the processor's
-caches. `paged` has blocks in random order, as they are after an hour of traffic. `contiguous` is the faster of two caches
-without paging: the same blocks one after another, and one block as long as the sequence. `scattered` is the same memory
-in the same pieces read by a loop that computes nothing: what paging costs on this machine whatever the kernel.
+caches. `paged` has blocks in random order, as they are after some traffic. `contiguous` is the faster of two caches
+without paging: the same blocks one after another, and one block as long as the sequence. `scattered` is the same
+memory in the same pieces, read by a loop that computes nothing: what random order costs on this machine whatever
+the kernel.
 """
 
 from __future__ import annotations
