@@ -88,7 +88,7 @@ enum class Act : int { none = 0, silu = 1, gelu_tanh = 2 };
 // What happens to a finished output tile. With `act` != none the matrix holds gate and up interleaved
 // and the output is act(gate) * up, n/2 columns wide; it can be quantised as well, by the worker that has just made it.
 struct Epilogue {
-  float* y;               // [rows][ldy]
+  float* y;               // [rows][ldy]; null where only the quantised form is wanted
   int64_t ldy;            // floats between rows
   const float* bias;      // [n] or null
   const float* residual;  // [rows][ldr] added to the output, or null (may alias y)
@@ -97,7 +97,8 @@ struct Epilogue {
   QuantRows quantized{};
 };
 
-// float32 [rows][width] with a row stride: a view of (columns of) a buffer.
+// float32 [rows][width] with a row stride: a view of (columns of) a buffer. A result that is quantised as it is made may
+// have no data and a stride of 0: then it is not stored in any other form.
 struct View {
   float* data;
   int64_t ld;

@@ -39,6 +39,6 @@ inline void matmul_f32(const MatrixF32& m, const View& a, int rows, const Epilog
     for_each_slice(sum, [&](int column, auto& out) {
       slice_f32<n.count>(data + column, a.data + row * a.ld, a.ld, m.k, ahead, out);
     });
-    finish_tile<n.count>(sum, m.n, row, panel, e);
+    finish_tile<n.count>(sum, m.n, row, panel, e, nullptr);
   }, [](int, int, int) {});
 }

@@ -34,19 +34,12 @@ inline void quantize_group(const float* x, int count, int8_t* q, float* scale, i
   *sum = reduce_add(sum_lanes);
 }
 
-// Group g of row `row`, whose `width` values are at x.
+// Group g of row `row` of an array of `width` columns; its values are at x.
 template <int Group>
 OCTAVO_INLINE void quantize_group_of(const float* x, int width, int64_t row, int g, const QuantRows& out) {
   const int start = g * Group;
-  quantize_group<Group>(x + start, width - start < Group ? width - start : Group, out.q + row * out.row_bytes + start,
+  quantize_group<Group>(x, width - start < Group ? width - start : Group, out.q + row * out.row_bytes + start,
                         out.scale + g * out.stride + row, out.sum + g * out.stride + row);
-}
-
-// A whole row, by one worker.
-template <int Group>
-inline void quantize_row_by(const float* x, int width, int64_t row, const QuantRows& out) {
-  const int groups = (width + Group - 1) / Group;
-  for (int g = 0; g < groups; ++g) quantize_group_of<Group>(x, width, row, g, out);
 }
 
 // Calls body(Group<n>{}) with the number of values in a group.
@@ -62,17 +55,13 @@ OCTAVO_INLINE void with_group(int group, const Body& body) {
   body(Group<16>{});
 }
 
-inline void quantize_row(const float* x, int width, int64_t row, const QuantRows& out) {
-  with_group(out.group, [&](auto group) { quantize_row_by<group.size>(x, width, row, out); });
-}
-
 template <int Group>
 inline void quantize_rows_by(const View& x, int rows, const QuantRows& out, Worker w) {
   const int groups = (x.width + Group - 1) / Group;
   const Range units = range_of(int64_t{rows} * groups, w);
   for (int64_t unit = units.begin; unit < units.end; ++unit) {
-    const int64_t row = unit / groups;
-    quantize_group_of<Group>(x.data + row * x.ld, x.width, row, static_cast<int>(unit % groups), out);
+    const int64_t row = unit / groups, g = unit % groups;
+    quantize_group_of<Group>(x.data + row * x.ld + g * Group, x.width, row, static_cast<int>(g), out);
   }
 }
 
@@ -84,11 +73,13 @@ inline void quantize_rows(const View& x, int rows, const QuantRows& out, Worker 
 inline int panels_of_a_group(const Epilogue& e) { return e.quantized.q ? e.quantized.group / (kPanel / 2) : 1; }
 
 // Once a group's panels are done (or the last there are): quantises the group in rows [row, row + count).
-inline void quantize_panels(const Epilogue& e, int n, const Cell& cell, int panel, int row, int count) {
+inline void quantize_panels(const Epilogue& e, Held* held, int n, const Cell& cell, int panel, int row, int count) {
   if (!e.quantized.q || ((panel + 1) % panels_of_a_group(e) && panel + 1 < cell.panel_end)) return;
   with_group(e.quantized.group, [&](auto group) {
     const int g = panel * (kPanel / 2) / group.size;
-    for (int64_t r = row; r < row + count; ++r) quantize_group_of<group.size>(e.y + r * e.ldy, n / 2, r, g, e.quantized);
+    for (int64_t r = row; r < row + count; ++r) {
+      quantize_group_of<group.size>(place_of(e, held, r, g * group.size), n / 2, r, g, e.quantized);
+    }
   });
 }
 
@@ -146,10 +137,12 @@ static __attribute__((noinline)) void call_slice_i8(const uint8_t* slice, const 
   slice_i8(slice, a, row, groups, ahead, kv, out);
 }
 
-inline void matmul_i8(const MatrixI8& m, const QuantRows& a, int rows, const Epilogue& e, Worker w) {
+static __attribute__((noinline)) void multiply_i8(const MatrixI8& m, const QuantRows& a, int rows, const Epilogue& e,
+                                                  Held* held, Worker w) {
   const int groups = (m.k + kQuantGroup - 1) / kQuantGroup;
   const int64_t panel_bytes = int64_t{groups} * kQuantGroup * kPanel;
-  const Cell cell = cell_of(num_panels(m.n, e.act), rows, int64_t{groups} * kQuantGroup, w, panels_of_a_group(e));
+  const Cell cell = cell_of(num_panels(m.n, e.act), rows, row_bytes_of(int64_t{groups} * kQuantGroup, e), w,
+                            panels_of_a_group(e));
   for_each_tile(cell, [&](auto n, int row, int panel, int part, int parts) {
     const uint8_t* data = m.data + panel * panel_bytes;
     const Ahead ahead = ahead_of(data, panel_bytes, 4 * kPanel, n.count, part, parts, 2048);
@@ -167,6 +160,12 @@ inline void matmul_i8(const MatrixI8& m, const QuantRows& a, int rows, const Epi
       sum[r][0] = sum[r][0] * load(m.scale + panel * kPanel);
       sum[r][1] = sum[r][1] * load(m.scale + panel * kPanel + 16);
     }
-    finish_tile<n.count>(sum, m.n, row, panel, e);
-  }, [&](int panel, int row, int count) { quantize_panels(e, m.n, cell, panel, row, count); });
+    finish_tile<n.count>(sum, m.n, row, panel, e, held);
+  }, [&](int panel, int row, int count) { quantize_panels(e, held, m.n, cell, panel, row, count); });
+}
+
+inline void matmul_i8(const MatrixI8& m, const QuantRows& a, int rows, const Epilogue& e, Worker w) {
+  if (e.y) return multiply_i8(m, a, rows, e, nullptr, w);
+  Held held;
+  multiply_i8(m, a, rows, e, &held, w);
 }

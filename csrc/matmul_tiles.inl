@@ -152,6 +152,29 @@ OCTAVO_INLINE Ahead ahead_of(const void* panel, int64_t panel_bytes, int64_t ste
   return {begin + near, near ? step_bytes : 0};
 }
 
+constexpr int kHeldRows = 256;
+
+// Outputs of a gated product that are not stored: one group of a block of rows, until it is quantised. They would take
+// more of the second cache than all else that a step's rows need.
+struct Held {
+  alignas(64) float values[kHeldRows * kQuantGroup];
+
+  OCTAVO_INLINE float* at(int64_t row, int column) {
+    return values + row % kHeldRows * kQuantGroup + column % kQuantGroup;
+  }
+};
+
+// Where the output of a gated product lies until it is quantised, and if it is stored, ever after.
+OCTAVO_INLINE float* place_of(const Epilogue& e, Held* held, int64_t row, int column) {
+  return e.y ? e.y + row * e.ldy + column : held->at(row, column);
+}
+
+// Bytes of a row, for cutting rows into blocks: of those that are held there is a limit.
+inline int64_t row_bytes_of(int64_t bytes, const Epilogue& e) {
+  constexpr int64_t least = kRowBlockBytes / kHeldRows;
+  return e.y || bytes > least ? bytes : least;
+}
+
 inline int num_panels(int n, Act act) {
   return act == Act::none ? (n + kPanel - 1) / kPanel : (n / 2 + kPanel / 2 - 1) / (kPanel / 2);
 }
@@ -165,13 +188,13 @@ OCTAVO_INLINE f32x16 activate(Act act, f32x16 x) {
 
 // Writes the finished sums of rows [row, row + N) and one panel. Unrolled, so that the sums stay in registers.
 template <int N>
-OCTAVO_INLINE void finish_tile(const f32x16 (&sum)[N][2], int n, int row, int panel, const Epilogue& e) {
+OCTAVO_INLINE void finish_tile(const f32x16 (&sum)[N][2], int n, int row, int panel, const Epilogue& e, Held* held) {
   if (e.act != Act::none) {
     const int column = panel * (kPanel / 2);
     const int count = n / 2 - column < 16 ? n / 2 - column : 16;
 #pragma GCC unroll 8
     for (int r = 0; r < N; ++r) {
-      store_first(e.y + (row + r) * e.ldy + column, count, activate(e.act, sum[r][0]) * sum[r][1]);
+      store_first(place_of(e, held, row + r, column), count, activate(e.act, sum[r][0]) * sum[r][1]);
     }
     return;
   }

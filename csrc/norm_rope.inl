@@ -1,8 +1,8 @@
 // RMS norms and the rotary embedding. A row's sum of squares runs in 16 lanes (lane i holds columns i, i + 16, …)
 // that are added in the tree of reduce_add, so it depends on the row's width only.
 
-// y = x / sqrt(mean(x^2) + eps) * weight over `width` columns; y may be x.
-OCTAVO_INLINE void norm_row(const float* x, const float* weight, float eps, int width, float* y) {
+// 1 / sqrt(mean(x^2) + eps) over `width` columns.
+OCTAVO_INLINE f32x16 norm_factor(const float* x, float eps, int width) {
   f32x16 squares[2] = {zero(), zero()};
   int i = 0;
   for (; i + 32 <= width; i += 32) {
@@ -15,7 +15,12 @@ OCTAVO_INLINE void norm_row(const float* x, const float* weight, float eps, int 
     squares[0] = fma(a, a, squares[0]);
   }
   const float mean = reduce_add(squares[0] + squares[1]) / static_cast<float>(width);
-  const f32x16 factor = broadcast(1.0f / __builtin_sqrtf(mean + eps));
+  return broadcast(1.0f / __builtin_sqrtf(mean + eps));
+}
+
+// y = x * factor * weight over `width` columns; y may be x.
+OCTAVO_INLINE void scale_row(const float* x, const float* weight, f32x16 factor, int width, float* y) {
+  int i;
   for (i = 0; i + 16 <= width; i += 16) store(y + i, load(x + i) * factor * load(weight + i));
   if (i < width) {
     const int lanes = width - i;
@@ -23,13 +28,31 @@ OCTAVO_INLINE void norm_row(const float* x, const float* weight, float eps, int 
   }
 }
 
+OCTAVO_INLINE void norm_row(const float* x, const float* weight, float eps, int width, float* y) {
+  scale_row(x, weight, norm_factor(x, eps, width), width, y);
+}
+
 static void rms_norm(const View& x, const float* weight, float eps, int rows, const View& y, const QuantRows& quantized,
                      Worker w) {
   const Range mine = range_of(rows, w);
-  for (int64_t row = mine.begin; row < mine.end; ++row) {
-    norm_row(x.data + row * x.ld, weight, eps, x.width, y.data + row * y.ld);
-    if (quantized.q) quantize_row(y.data + row * y.ld, x.width, row, quantized);
+  if (!quantized.q) {
+    for (int64_t row = mine.begin; row < mine.end; ++row) {
+      norm_row(x.data + row * x.ld, weight, eps, x.width, y.data + row * y.ld);
+    }
+    return;
   }
+  with_group(quantized.group, [&](auto group) {
+    float held[group.size];
+    for (int64_t row = mine.begin; row < mine.end; ++row) {
+      const float* from = x.data + row * x.ld;
+      const f32x16 factor = norm_factor(from, eps, x.width);
+      for (int g = 0, i = 0; i < x.width; ++g, i += group.size) {
+        float* to = y.data ? y.data + row * y.ld + i : held;
+        scale_row(from + i, weight + i, factor, x.width - i < group.size ? x.width - i : group.size, to);
+        quantize_group_of<group.size>(to, x.width, row, g, quantized);
+      }
+    }
+  });
 }
 
 static void head_norm(const View& x, const float* weight, float eps, int head_size, int rows, Worker w) {

@@ -264,8 +264,9 @@ class AttentionRun {
     }
   }
 
-  void finish(const Place& place, const float* record) {
-    float *values = out_.data + place.row * out_.ld, *to = values + place.column;
+  // Stores a result, or where that is not wanted keeps it in the record until it is quantised.
+  void finish(const Place& place, float* record) {
+    float* to = out_.data ? out_.data + place.row * out_.ld + place.column : record;
     const f32x16 sum = broadcast(record[width_ + 1]);
     for (int d = 0; d < kv_.head_size; d += 16) {
       store_lanes(to + d, kv_.head_size - d < 16 ? kv_.head_size - d : 16, load(record + d) / sum);
@@ -274,7 +275,7 @@ class AttentionRun {
     with_group(a_.quantized.group, [&](auto group) {
       const int first = static_cast<int>(place.column) / group.size, end = first + kv_.head_size / group.size;
       for (int g = first; g < end; ++g) {
-        quantize_group_of<group.size>(values, out_.width, place.row, g, a_.quantized);
+        quantize_group_of<group.size>(to + (g * group.size - place.column), out_.width, place.row, g, a_.quantized);
       }
     });
   }

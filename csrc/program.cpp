@@ -70,6 +70,10 @@ View Program::view(Slot slot, const char* name, int rows) const {
   return {arena_.as<float>() + slot.offset, slot.stride, slot.width};
 }
 
+View Program::result(Slot out, const QuantSlot* quantized) const {
+  return quantized && out.offset == -1 && out.width > 0 ? View{nullptr, 0, out.width} : view(out, "out");
+}
+
 int64_t quant_floats(int rows, int k, int group) {
   require(group == 16 || group == 32 || group == kQuantGroup, "activations are quantised in groups of 16, 32 or 64");
   const int64_t groups = round_up(k, group) / group;
@@ -117,7 +121,7 @@ Epilogue Program::epilogue(Slot out, int n, bool is_gated, const VectorParameter
   require(out.width == width, "a product of width " + text(width) + " cannot go to an array of width " + text(out.width));
   require(!bias || bias->size == n, "a bias must have " + text(n) + " values");
   require(!residual || residual->width == n, "a residual must have width " + text(n));
-  const View y = view(out, "out");
+  const View y = result(out, quantized);
   const View r = residual ? view(*residual, "residual") : View{};
   return {y.data, y.ld, bias ? bias->data.as<float>() : nullptr, r.data, r.ld, act,
           quant_rows(quantized, width)};
@@ -175,7 +179,7 @@ void Program::softcap(Slot x, float cap, Slot out) {
 
 void Program::rms_norm(Slot x, const VectorParameter& weight, float eps, Slot out, const QuantSlot* quantized) {
   require(x.width == weight.size && out.width == weight.size, "rms_norm: x, weight and out must have the same width");
-  append("rms_norm", [k = kernels_, a = view(x, "x"), p = weight.data.as<float>(), eps, to = view(out, "out"),
+  append("rms_norm", [k = kernels_, a = view(x, "x"), p = weight.data.as<float>(), eps, to = result(out, quantized),
                       q = quant_rows(quantized, out.width)](const Step& s, Worker w) {
     k->rms_norm(s.of(a), p, eps, s.rows, s.of(to), s.of(q), w);
   });
@@ -287,7 +291,7 @@ void Program::paged_attention(Slot q, CacheLayer layer, float scale, int window,
   attentions_.push_back({kv, layer.group, window});
   recorded().row_cost.add_attention(window, q.width);
   append("paged_attention",
-         [this, kv, following = attentions_.size(), a, from = view(q, "q"), to = view(out, "out"),
+         [this, kv, following = attentions_.size(), a, from = view(q, "q"), to = result(out, quantized),
           g = layer.group](const Step& s, Worker w) {
     look_ahead(following, s, w);
     if (!is_whole(&w)) return;
@@ -297,7 +301,7 @@ void Program::paged_attention(Slot q, CacheLayer layer, float scale, int window,
   });
   recorded().segments.back().reads_cache = true;
   barrier();
-  append("merge_attention", [this, kv, a, from = view(q, "q"), to = view(out, "out"), g = layer.group](
+  append("merge_attention", [this, kv, a, from = view(q, "q"), to = result(out, quantized), g = layer.group](
                                 const Step& s, Worker w) {
     if (!is_divided_[static_cast<size_t>(s.strand)].load(std::memory_order_relaxed) || !is_whole(&w)) return;
     kernels_->merge_attention(s.of(from), kv, s.batches[g], s.of(a), s.of(to), scratch(s), w);

@@ -56,7 +56,8 @@ struct RopeParameter {
   float scale;
 };
 
-// An array [rows][width] in the arena; `offset` and `stride` count floats. Rows are the part's maximum.
+// An array [rows][width] in the arena; `offset` and `stride` count floats. Rows are the part's maximum. Results that are
+// quantised in the same pass may be at -1: then they are not stored in any other form.
 struct Slot {
   int64_t offset, stride;
   int width;
@@ -212,6 +213,8 @@ class Program {
   int max_rows() const { return is_recording_logits_ ? limits_.max_logit_rows : limits_.max_tokens; }
   View view(Slot slot, const char* name) const;
   View view(Slot slot, const char* name, int rows) const;
+  // The same of a result. Where it is quantised and the slot is at -1: no data.
+  View result(Slot out, const QuantSlot* quantized) const;
   QuantRows quant_rows(int64_t offset, int k, int group) const;
   QuantRows quant_rows(const QuantSlot* slot, int k) const;  // none where there is no slot
   void check_rope(Slot x, Slot table, int head_size) const;

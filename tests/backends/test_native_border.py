@@ -225,6 +225,19 @@ def test_wrong_widths_are_refused_when_compiling(function_model):
             backend.compile(function_model(forward), config(), LIMITS)
 
 
+def test_a_result_without_a_place_must_be_quantised():
+    limits = _native.ProgramLimits(1024, 4, 1, 4, 1, 1, 16)
+    program = _native.Program(_native.thread_pool(1), None, _native.KVCache(1, 4, 256, "fp32"), limits)
+    norm, x, nowhere = (
+        _native.Vector(np.ones(16, np.float32)),
+        _native.Slot(0, 16, 16),
+        _native.Slot(-1, 16, 16),
+    )
+    with pytest.raises(ValueError, match="out at float -1, width 16, stride 16 does not fit the arena"):
+        program.rms_norm(x, norm, 1e-5, nowhere, None)
+    program.rms_norm(x, norm, 1e-5, nowhere, _native.QuantSlot(64, 16))
+
+
 def test_head_sizes_without_a_kernel_are_refused(function_model):
     backend = NativeBackend(1)
     table = backend.embedding(np.ones((10, 12), np.float32), "float32")

@@ -144,8 +144,15 @@ def test_norm_quantised_in_its_own_pass_equals_two_passes(rows_runner, num_rows,
         normed = norm(backend, ops, x)
         return ops.add(ops.linear(ops.scale(normed, 1.0), matrix), normed)
 
+    def unread(ops, x):
+        return ops.linear(norm(backend, ops, x), matrix)
+
+    def unread_in_two(ops, x):
+        return ops.linear(ops.scale(norm(backend, ops, x), 1.0), matrix)
+
     x = array(num_rows, 180)
     np.testing.assert_array_equal(rows_runner(backend, x, one_pass), rows_runner(backend, x, two_passes))
+    np.testing.assert_array_equal(rows_runner(backend, x, unread), rows_runner(backend, x, unread_in_two))
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -18,6 +18,7 @@ from octavo.backends.native_plan import (
     array_buffer,
     mark_uses,
     place,
+    without_unread,
 )
 
 
@@ -97,6 +98,24 @@ def test_arrays_of_different_layout_never_share_memory():
     a, b, c = array_buffer(4, 16), array_buffer(2, 32), Buffer(64, quantised=(32, 32))
     steps = [instruction([], [whole(a)]), instruction([], [whole(b)]), instruction([], [whole(c)])]
     assert place(mark_uses(steps, [])) == 3 * 64
+
+
+def test_what_nobody_reads_is_not_written_where_that_can_be_left_out():
+    read, unread, must = (array_buffer(4, 16) for _ in range(3))
+    quantised = Columns(Buffer(64, quantised=(16, 16)))
+    steps = [
+        Instruction(lambda program: None, (), (whole(read), quantised), whole(read)),
+        Instruction(lambda program: None, (), (c := whole(unread), quantised), c),
+        instruction([whole(read), quantised], [whole(must)]),
+    ]
+    kept = without_unread(steps)
+    assert [[c.buffer for c in s.writes] for s in kept] == [
+        [read, quantised.buffer],
+        [quantised.buffer],
+        [must],
+    ]
+    assert place(mark_uses(kept, [])) == 64 + 64 + 64
+    assert unread.offset == -1
 
 
 def test_a_backend_of_the_same_thread_count_shares_the_pool():

@@ -9,7 +9,7 @@ import pytest
 
 from octavo import _native
 from octavo.backends.native import NativeBackend
-from octavo.backends.ops import KVCacheConfig, Limits, StepInputs
+from octavo.backends.ops import GroupedWeights, KVCacheConfig, Limits, StepInputs
 from octavo.core.kv_groups import group_layers
 from octavo.core.kv_spec import FullAttentionSpec
 
@@ -42,16 +42,49 @@ def test_quantising_a_gated_product_as_it_is_made_does_not_show(rows_runner, isa
     backend = NativeBackend(threads, isa)
     gated = backend.gated_matrix(random(width, 64), random(width, 64), "int8")
     down = backend.matrix(random(32, width), "int8")
-    for rows in (1, 7, 40):
+
+    def at_once(ops, h):
+        return ops.linear(ops.gated_linear(h, gated, "silu"), down)
+
+    def in_two(ops, h):
+        return ops.linear(apart(ops, ops.gated_linear(h, gated, "silu")), down)
+
+    def stored_too(ops, h):
+        made = ops.gated_linear(h, gated, "silu")
+        return ops.add(ops.linear(made, down), ops.linear(apart(ops, made), down))
+
+    for rows in (1, 7, 40, 300, 600):  # a block of rows that wait for the end of their group has 256 at most
         x = random(rows, 64)
+        once = rows_runner(backend, x, at_once)
+        assert np.array_equal(once, rows_runner(backend, x, in_two))
+        assert np.array_equal(2 * once, rows_runner(backend, x, stored_too))
 
-        def at_once(ops, h):
-            return ops.linear(ops.gated_linear(h, gated, "silu"), down)
 
-        def in_two(ops, h):
-            return ops.linear(apart(ops, ops.gated_linear(h, gated, "silu")), down)
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("bits", [4, 6, 8])  # groups of 32, 16 and 32
+def test_the_same_of_weights_as_stored(rows_runner, isa, bits):
+    def weights(rows: int, columns: int) -> GroupedWeights:
+        codes = RNG.integers(0, 1 << bits, (rows, columns)).astype(np.uint8)
+        scale = random(rows, columns // (16 if bits == 6 else 32)).astype(np.float16)
+        return GroupedWeights(codes, scale, None, bits)
 
-        assert np.array_equal(rows_runner(backend, x, at_once), rows_runner(backend, x, in_two))
+    backend = NativeBackend(2, isa)
+    gated = backend.gated_grouped_matrix(weights(96, 64), weights(96, 64))
+    down = backend.grouped_matrix(weights(32, 96))
+    for rows in (3, 300):
+        x = random(rows, 64)
+        once, two = (
+            rows_runner(
+                backend,
+                x,
+                lambda ops, h, between=between: ops.linear(
+                    between(ops, ops.gated_linear(h, gated, "silu")), down
+                ),
+            )
+            for between in (lambda ops, made: made, apart)
+        )
+        assert np.abs(once).max() > 0
+        assert np.array_equal(once, two)
 
 
 def attention_runner(
@@ -98,6 +131,36 @@ def test_attention_quantises_heads_that_are_whole_groups(function_model, isa, he
         names = names_of(runner, inputs, list(range(33)))
         assert ("quantize" not in names) == (is_one_pass and not is_apart)
         results.append(runner.logits(np.arange(33, dtype=np.int32)).copy())
+    assert np.array_equal(*results)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "int8"])
+def test_so_does_attention_whose_spans_are_divided_among_threads(function_model, dtype):
+    """One row over 600 tokens: what the threads have of it is merged, and then quantised."""
+    backend = NativeBackend(2)
+    embedding = backend.embedding(random(600, 4 * 64), "float32")
+    out = backend.matrix(random(32, 2 * 64), "int8")
+    layout = group_layers([FullAttentionSpec(1, 64)])
+    table = np.arange(38, dtype=np.int32)[None]
+    results = []
+    for is_apart in (False, True):
+
+        def attend(ops, is_apart=is_apart):
+            q, k, v = ops.split(ops.embed(embedding), (128, 64, 64))
+            ops.write_kv(k, v, layout.layers[0])
+            mixed = ops.paged_attention(q, layout.layers[0], 0.1)
+            return ops.linear(apart(ops, mixed) if is_apart else mixed, out)
+
+        cache = KVCacheConfig(layout, 38, 16, dtype)
+        runner = backend.compile(function_model(attend), cache, Limits(599, 1, 1, 38, 1))
+        zero = np.zeros(1, np.int32)
+        for begin, end in ((0, 599), (599, 600)):
+            rows = np.arange(begin, end, dtype=np.int32)
+            starts = np.array([0, end - begin], np.int32)
+            names = names_of(runner, StepInputs(rows, rows, starts, zero + end, zero, (table,)), [0])
+        assert "merge_attention" in names
+        results.append(runner.logits(zero).copy())
+    assert np.abs(results[0]).max() > 0
     assert np.array_equal(*results)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo import _native
-from octavo.backends.native_plan import BarrierPlan, mark_uses, place
+from octavo.backends.native_plan import BarrierPlan, Instruction, mark_uses, place, without_unread
 from octavo.backends.native_record import Packed, Recorder, Value
 from octavo.backends.ops import (
     F32,
@@ -179,7 +179,8 @@ class NativeBackend:
         recorder.choose()
         logits = recorder.result(model.logits(recorder, hidden))
         kept = (*recorder.gathered, logits.columns.buffer)
-        arena_floats = place(mark_uses(recorder.forward + recorder.logits, kept))
+        instructions = without_unread(recorder.forward + recorder.logits)
+        arena_floats = place(mark_uses(instructions, kept))
         kv_cache = _allocate(cache)
         program = _native.Program(
             self._pool,
@@ -195,14 +196,10 @@ class NativeBackend:
                 cache.block_size,
             ),
         )
-        for part in (recorder.forward, recorder.logits):
-            if part is recorder.logits:
-                program.begin_logits()
-            barriers = BarrierPlan()
-            for instruction in part:
-                if barriers.needs_barrier(instruction):
-                    program.barrier()
-                instruction.emit(program)
+        num_forward = len(recorder.forward)
+        _emit(instructions[:num_forward], program)
+        program.begin_logits()
+        _emit(instructions[num_forward:], program)
         program.end(logits.slot)
         return NativeRunner(program, kv_cache)
 
@@ -264,3 +261,11 @@ def _allocate(config: KVCacheConfig) -> _native.KVCache:
             f"no memory for a KV cache of {config.num_blocks} blocks of {all_storages} bytes; "
             "lower --kv-cache-memory-bytes"
         ) from None
+
+
+def _emit(part: Sequence[Instruction], program: _native.Program) -> None:
+    barriers = BarrierPlan()
+    for instruction in part:
+        if barriers.needs_barrier(instruction):
+            program.barrier()
+        instruction.emit(program)

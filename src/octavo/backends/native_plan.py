@@ -8,7 +8,7 @@ instruction that reads what was written since the last barrier, or writes what w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo import _native
 
@@ -70,6 +70,7 @@ class Instruction:
     emit: Callable[[_native.Program], None]
     reads: tuple[Columns, ...]
     writes: tuple[Columns, ...]
+    unless_unread: Columns | None = None  # of `writes`, what is left out if it has no place
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -80,6 +81,17 @@ def array_buffer(rows: int, width: int, is_result: bool = False) -> Buffer:
     """A buffer for [rows][width]; a result that is handed out has no padding between its rows."""
     stride = width if is_result else round_up(width, ALIGNMENT)
     return Buffer(round_up(rows * stride, ALIGNMENT), stride)
+
+
+def without_unread(instructions: Sequence[Instruction]) -> list[Instruction]:
+    """The same instructions, where possible without writing what none of them reads: it will get no place."""
+    read = {id(columns.buffer) for instruction in instructions for columns in instruction.reads}
+    return [
+        replace(i, writes=tuple(c for c in i.writes if c is not i.unless_unread))
+        if i.unless_unread is not None and id(i.unless_unread.buffer) not in read
+        else i
+        for i in instructions
+    ]
 
 
 def mark_uses(instructions: Sequence[Instruction], kept: Sequence[Buffer]) -> list[Buffer]:

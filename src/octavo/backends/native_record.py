@@ -44,7 +44,8 @@ class Value:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Quantisable:
-    """An instruction that can quantise its result in the same pass, in groups that divide `unit` columns."""
+    """An instruction that can quantise its result in the same pass, in groups that divide `unit` columns, and then
+    need not store it in any other form."""
 
     instruction: Instruction
     out: Value
@@ -55,7 +56,8 @@ class _Quantisable:
         def emit(p: _native.Program) -> None:
             self.emit(p, _native.QuantSlot(quantised.buffer.offset, group))
 
-        return Instruction(emit, self.instruction.reads, (*self.instruction.writes, quantised))
+        writes = (*self.instruction.writes, quantised)
+        return Instruction(emit, self.instruction.reads, writes, self.out.columns)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
