@@ -2,9 +2,9 @@
 
 Weights and caches are cold: each product and each layer takes the next of enough copies to exceed the processor's
 caches. `paged` has blocks in random order, as they are after some traffic. `contiguous` is the faster of two caches
-without paging: the same blocks one after another, and one block as long as the sequence. `scattered` is the same
-memory in the same pieces, read by a loop that computes nothing: what random order costs on this machine whatever
-the kernel.
+without paging: the same blocks one after another, and one block as long as the sequence. `scattered` is other
+memory in random pieces of a block's size, read by a loop that computes nothing: what random order costs on this
+machine whatever the kernel.
 """
 
 from __future__ import annotations

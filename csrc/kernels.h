@@ -20,7 +20,7 @@ struct KVAhead;
 constexpr int kPieces = 4;  // parts that a thread's share of the work is cut into
 
 struct Worker {
-  int id;     // 0 <= id < count; a thread's are kPieces that follow one another
+  int id;     // 0 <= id < count; in products kPieces that follow one another are a thread's
   int count;  // of workers
   KVAhead* ahead = nullptr;  // what to ask for while a product is computed
 };

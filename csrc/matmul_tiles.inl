@@ -18,10 +18,11 @@ OCTAVO_INLINE int split_point(int count, int part, int parts) {
   return static_cast<int>(int64_t{count} * part / parts);
 }
 
-// The same, but the parts of each of several threads get smaller: who is done first waits for another's last one only.
+// The same, but where there are units enough the parts of each of several threads get smaller: who is done first waits
+// for another's last one only.
 OCTAVO_INLINE int falling_split_point(int count, int part, int parts) {
   constexpr int kSixteenths[kPieces] = {0, 6, 11, 14};
-  if (parts == kPieces || parts % kPieces) return split_point(count, part, parts);
+  if (parts == kPieces || parts % kPieces || count < 2 * parts) return split_point(count, part, parts);
   const int64_t sixteenths = 16 * (part / kPieces) + kSixteenths[part % kPieces], all = 16 * (parts / kPieces);
   return static_cast<int>((count * sixteenths + all / 2) / all);
 }

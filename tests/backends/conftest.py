@@ -44,7 +44,7 @@ def run_rows(backend: Any, x: F32, function: Callable[[Ops, Array], Array], spec
     """function(x) row by row: x [T, width] goes through one step as one sequence."""
     table = backend.embedding(x, "float32")
     layout = group_layers([specs or FullAttentionSpec(1, 8)])
-    limits = Limits(max(len(x), 1), 4, 4, 64, max(len(x), 1))
+    limits = Limits(max(len(x), 1), 4, 4, 128, max(len(x), 1))
     cache = KVCacheConfig(layout, 8, 16, "fp32")
     runner = backend.compile(FunctionModel(lambda ops: function(ops, ops.embed(table))), cache, limits)
     runner.forward(one_sequence(len(x)))

@@ -20,6 +20,9 @@ from octavo.backends.native_plan import (
     place,
     without_unread,
 )
+from octavo.backends.native_record import Recorder
+from octavo.core.kv_groups import KVLayer, group_layers
+from octavo.core.kv_spec import FullAttentionSpec
 
 
 def instruction(reads: list[Columns], writes: list[Columns]) -> Instruction:
@@ -101,21 +104,38 @@ def test_arrays_of_different_layout_never_share_memory():
 
 
 def test_what_nobody_reads_is_not_written_where_that_can_be_left_out():
-    read, unread, must = (array_buffer(4, 16) for _ in range(3))
+    read, unread, asked, must = (array_buffer(4, 16) for _ in range(4))
     quantised = Columns(Buffer(64, quantised=(16, 16)))
     steps = [
-        Instruction(lambda program: None, (), (whole(read), quantised), whole(read)),
-        Instruction(lambda program: None, (), (c := whole(unread), quantised), c),
+        Instruction(lambda program: None, (), (a := whole(read), quantised), a),
+        Instruction(lambda program: None, (), (b := whole(unread), quantised), b),
+        Instruction(lambda program: None, (), (c := whole(asked), quantised), c),
         instruction([whole(read), quantised], [whole(must)]),
     ]
-    kept = without_unread(steps)
-    assert [[c.buffer for c in s.writes] for s in kept] == [
-        [read, quantised.buffer],
-        [quantised.buffer],
-        [must],
-    ]
-    assert place(mark_uses(kept, [])) == 64 + 64 + 64
+    left = without_unread(steps, [asked])
+    q = quantised.buffer
+    assert [[c.buffer for c in s.writes] for s in left] == [[read, q], [q], [asked, q], [must]]
+    assert place(mark_uses(left, [asked])) == 4 * 64
     assert unread.offset == -1
+
+
+def test_a_result_that_is_read_as_int8_only_gets_no_place():
+    backend = NativeBackend(1)
+    table = backend.embedding(np.ones((9, 64), np.float32), "float32")
+    norm, square = backend.vector(np.ones(64, np.float32)), np.ones((64, 64), np.float32)
+    gated, matrix = backend.gated_matrix(square, square, "int8"), backend.matrix(square, "int8")
+    recorder = Recorder(group_layers([FullAttentionSpec(1, 64)]), 8, 4)
+    x = recorder.embed(table)
+    unread = recorder.rms_norm(x, norm, 1e-5)
+    made = recorder.gated_linear(unread, gated, "silu")
+    product = recorder.linear(made, matrix)
+    read = recorder.rms_norm(x, norm, 1e-6)
+    mixed = recorder.paged_attention(recorder.linear(read, matrix), KVLayer(0, 0), 1.0)
+    out = recorder.add(recorder.add(product, recorder.linear(mixed, matrix)), read)
+    kept = [out.columns.buffer]
+    place(mark_uses(without_unread(recorder.forward, kept), kept))
+    assert [v.columns.buffer.offset for v in (unread, made, mixed)] == [-1, -1, -1]
+    assert min(v.columns.buffer.offset for v in (x, product, read, out)) >= 0
 
 
 def test_a_backend_of_the_same_thread_count_shares_the_pool():

@@ -179,7 +179,7 @@ class NativeBackend:
         recorder.choose()
         logits = recorder.result(model.logits(recorder, hidden))
         kept = (*recorder.gathered, logits.columns.buffer)
-        instructions = without_unread(recorder.forward + recorder.logits)
+        instructions = without_unread(recorder.forward + recorder.logits, kept)
         arena_floats = place(mark_uses(instructions, kept))
         kv_cache = _allocate(cache)
         program = _native.Program(

@@ -83,9 +83,11 @@ def array_buffer(rows: int, width: int, is_result: bool = False) -> Buffer:
     return Buffer(round_up(rows * stride, ALIGNMENT), stride)
 
 
-def without_unread(instructions: Sequence[Instruction]) -> list[Instruction]:
-    """The same instructions, where possible without writing what none of them reads: it will get no place."""
+def without_unread(instructions: Sequence[Instruction], kept: Sequence[Buffer]) -> list[Instruction]:
+    """The same instructions, where possible without writing what none of them reads and is not kept: it will get
+    no place."""
     read = {id(columns.buffer) for instruction in instructions for columns in instruction.reads}
+    read |= {id(buffer) for buffer in kept}
     return [
         replace(i, writes=tuple(c for c in i.writes if c is not i.unless_unread))
         if i.unless_unread is not None and id(i.unless_unread.buffer) not in read
