@@ -56,8 +56,8 @@ class SpanAhead {
     if (!do_weights_ask_) return;
     constexpr int line = 64 / sizeof(T);
     const Target<T>& at = halves_[(t - begin_) / 16];
-    const int lines = (8 * head_size_ + line - 1) / line, end = lines * (m + 1) / M;
-    for (int i = lines * m / M; i < end; ++i) prefetch_l2(at.elements + i * line);
+    const int lines = (8 * head_size_ + line - 1) / line, begin = lines * m / M, end = lines * (m + 1) / M;
+    prefetch_elements(at.elements + begin * line, (end - begin) * line);
     if (m == 0) prefetch_l2(at.scales);
   }
 

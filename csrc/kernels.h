@@ -95,6 +95,7 @@ struct Epilogue {
   int64_t ldr;
   Act act;
   QuantRows quantized{};
+  float* held = nullptr;  // the kernel's own: where outputs that are not stored wait to be quantised
 };
 
 // float32 [rows][width] with a row stride: a view of (columns of) a buffer. A result that is quantised as it is made may

@@ -31,7 +31,7 @@ OCTAVO_INLINE void slice_f32(const float* slice, const float* x, int64_t ldx, in
 
 inline void matmul_f32(const MatrixF32& m, const View& a, int rows, const Epilogue& e, Worker w) {
   const int64_t panel_bytes = int64_t{m.k} * kPanel * 4;
-  const Cell cell = cell_of(num_panels(m.n, e.act), rows, int64_t{m.k} * 4, w);
+  const Cell cell = cell_of(num_panels(m.n, e.act), rows, most_rows(int64_t{m.k} * 4, e), w);
   for_each_tile(cell, [&](auto n, int row, int panel, int part, int parts) {
     const float* data = m.data + panel * panel_bytes / 4;
     const Ahead ahead = ahead_of(data, panel_bytes, 4 * kPanel, n.count, part, parts, 0);
@@ -39,6 +39,6 @@ inline void matmul_f32(const MatrixF32& m, const View& a, int rows, const Epilog
     for_each_slice(sum, [&](int column, auto& out) {
       slice_f32<n.count>(data + column, a.data + row * a.ld, a.ld, m.k, ahead, out);
     });
-    finish_tile<n.count>(sum, m.n, row, panel, e, nullptr);
+    finish_tile<n.count>(sum, m.n, row, panel, e);
   }, [](int, int, int) {});
 }

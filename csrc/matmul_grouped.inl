@@ -103,12 +103,11 @@ OCTAVO_INLINE void slice_grouped(const uint8_t* block, int column, const QuantRo
 }
 
 template <int Bits, bool HasLow = false>
-inline void multiply_bits(const MatrixGrouped& m, const QuantRows& a, int rows, const Epilogue& e, Held* held,
-                          Worker w) {
+inline void multiply_bits(const MatrixGrouped& m, const QuantRows& a, int rows, const Epilogue& e, Worker w) {
   constexpr int kGroup = code_group(Bits), kBlockBytes = grouped_block_bytes(Bits, HasLow);
   const int groups = m.k / kGroup;
   const int64_t panel_bytes = int64_t{groups} * kBlockBytes;
-  const Cell cell = cell_of(num_panels(m.n, e.act), rows, row_bytes_of(m.k, e), w, panels_of_a_group(e));
+  const Cell cell = cell_of(num_panels(m.n, e.act), rows, most_rows(m.k, e), w, panels_of_a_group(e));
   for_each_tile(cell, [&](auto n, int row, int panel, int part, int parts) {
     const uint8_t* data = m.data + panel * panel_bytes;
     const Ahead ahead = ahead_of(data, panel_bytes, 4 * kPanel, n.count, part, parts, 0);
@@ -117,24 +116,20 @@ inline void multiply_bits(const MatrixGrouped& m, const QuantRows& a, int rows, 
       slice_grouped<Bits, HasLow, n.count>(data, column, a, row, groups, ahead,
                                            parts >= kAheadTiles ? w.ahead : nullptr, out);
     });
-    finish_tile<n.count>(sum, m.n, row, panel, e, held);
-  }, [&](int panel, int row, int count) { quantize_panels(e, held, m.n, cell, panel, row, count); });
+    finish_tile<n.count>(sum, m.n, row, panel, e);
+  }, [&](int panel, int row, int count) { quantize_panels(e, m.n, cell, panel, row, count); });
 }
 
 static __attribute__((noinline)) void multiply_grouped(const MatrixGrouped& m, const QuantRows& a, int rows,
-                                                       const Epilogue& e, Held* held, Worker w) {
+                                                       const Epilogue& e, Worker w) {
   switch (m.bits) {
-    case 4:
-      return m.has_low ? multiply_bits<4, true>(m, a, rows, e, held, w) : multiply_bits<4>(m, a, rows, e, held, w);
-    case 5:
-      return m.has_low ? multiply_bits<5, true>(m, a, rows, e, held, w) : multiply_bits<5>(m, a, rows, e, held, w);
-    case 6: return multiply_bits<6>(m, a, rows, e, held, w);
-    default: return multiply_bits<8>(m, a, rows, e, held, w);
+    case 4: return m.has_low ? multiply_bits<4, true>(m, a, rows, e, w) : multiply_bits<4>(m, a, rows, e, w);
+    case 5: return m.has_low ? multiply_bits<5, true>(m, a, rows, e, w) : multiply_bits<5>(m, a, rows, e, w);
+    case 6: return multiply_bits<6>(m, a, rows, e, w);
+    default: return multiply_bits<8>(m, a, rows, e, w);
   }
 }
 
 inline void matmul_grouped(const MatrixGrouped& m, const QuantRows& a, int rows, const Epilogue& e, Worker w) {
-  if (e.y) return multiply_grouped(m, a, rows, e, nullptr, w);
-  Held held;
-  multiply_grouped(m, a, rows, e, &held, w);
+  with_held(e, [&](const Epilogue& mine) { multiply_grouped(m, a, rows, mine, w); });
 }

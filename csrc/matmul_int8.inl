@@ -73,12 +73,12 @@ inline void quantize_rows(const View& x, int rows, const QuantRows& out, Worker 
 inline int panels_of_a_group(const Epilogue& e) { return e.quantized.q ? e.quantized.group / (kPanel / 2) : 1; }
 
 // Once a group's panels are done (or the last there are): quantises the group in rows [row, row + count).
-inline void quantize_panels(const Epilogue& e, Held* held, int n, const Cell& cell, int panel, int row, int count) {
+inline void quantize_panels(const Epilogue& e, int n, const Cell& cell, int panel, int row, int count) {
   if (!e.quantized.q || ((panel + 1) % panels_of_a_group(e) && panel + 1 < cell.panel_end)) return;
   with_group(e.quantized.group, [&](auto group) {
     const int g = panel * (kPanel / 2) / group.size;
     for (int64_t r = row; r < row + count; ++r) {
-      quantize_group_of<group.size>(place_of(e, held, r, g * group.size), n / 2, r, g, e.quantized);
+      quantize_group_of<group.size>(place_of(e, r, g * group.size), n / 2, r, g, e.quantized);
     }
   });
 }
@@ -138,10 +138,10 @@ static __attribute__((noinline)) void call_slice_i8(const uint8_t* slice, const 
 }
 
 static __attribute__((noinline)) void multiply_i8(const MatrixI8& m, const QuantRows& a, int rows, const Epilogue& e,
-                                                  Held* held, Worker w) {
+                                                  Worker w) {
   const int groups = (m.k + kQuantGroup - 1) / kQuantGroup;
   const int64_t panel_bytes = int64_t{groups} * kQuantGroup * kPanel;
-  const Cell cell = cell_of(num_panels(m.n, e.act), rows, row_bytes_of(int64_t{groups} * kQuantGroup, e), w,
+  const Cell cell = cell_of(num_panels(m.n, e.act), rows, most_rows(int64_t{groups} * kQuantGroup, e), w,
                             panels_of_a_group(e));
   for_each_tile(cell, [&](auto n, int row, int panel, int part, int parts) {
     const uint8_t* data = m.data + panel * panel_bytes;
@@ -160,12 +160,10 @@ static __attribute__((noinline)) void multiply_i8(const MatrixI8& m, const Quant
       sum[r][0] = sum[r][0] * load(m.scale + panel * kPanel);
       sum[r][1] = sum[r][1] * load(m.scale + panel * kPanel + 16);
     }
-    finish_tile<n.count>(sum, m.n, row, panel, e, held);
-  }, [&](int panel, int row, int count) { quantize_panels(e, held, m.n, cell, panel, row, count); });
+    finish_tile<n.count>(sum, m.n, row, panel, e);
+  }, [&](int panel, int row, int count) { quantize_panels(e, m.n, cell, panel, row, count); });
 }
 
 inline void matmul_i8(const MatrixI8& m, const QuantRows& a, int rows, const Epilogue& e, Worker w) {
-  if (e.y) return multiply_i8(m, a, rows, e, nullptr, w);
-  Held held;
-  multiply_i8(m, a, rows, e, &held, w);
+  with_held(e, [&](const Epilogue& mine) { multiply_i8(m, a, rows, mine, w); });
 }

@@ -11,7 +11,7 @@ constexpr int64_t kRowBlockBytes = 384 << 10;  // activations that stay in L2 wh
 struct Cell {
   int panel_begin, panel_end;
   int row_begin, row_end;
-  int64_t row_bytes;  // of activations
+  int block_rows;  // at most
 };
 
 OCTAVO_INLINE int split_point(int count, int part, int parts) {
@@ -27,19 +27,39 @@ OCTAVO_INLINE int falling_split_point(int count, int part, int parts) {
   return static_cast<int>((count * sixteenths + all / 2) / all);
 }
 
-// Blocks that rows are cut into, so that a block's activations stay in L2 while all panels of a cell pass over them.
-OCTAVO_INLINE int num_row_blocks(int rows, int64_t row_bytes) {
-  const int64_t fitting = kRowBlockBytes / row_bytes;
-  const int block = static_cast<int>(fitting < kTileRows ? kTileRows : fitting < rows ? fitting : rows);
-  return rows ? (rows + block - 1) / block : 0;
+// Outputs of a gated product that are not stored: one group of a block of rows, [kHeldRows][kQuantGroup]. All of them
+// would take more of the second cache than all else that a step's rows need.
+constexpr int kHeldRows = 256;
+
+// Calls body(e) with memory for such outputs, where there are any.
+template <class Body>
+OCTAVO_INLINE void with_held(Epilogue e, const Body& body) {
+  if (e.y) return body(e);
+  alignas(64) float held[kHeldRows * kQuantGroup];
+  e.held = held;
+  body(e);
 }
+
+// Where the output of a gated product lies until it is quantised, and if it is stored, ever after.
+OCTAVO_INLINE float* place_of(const Epilogue& e, int64_t row, int column) {
+  return e.y ? e.y + row * e.ldy + column : e.held + row % kHeldRows * kQuantGroup + column % kQuantGroup;
+}
+
+// The most rows of a block: their activations stay in L2 while all panels of a cell pass over them, and what is held of
+// them has its place.
+inline int most_rows(int64_t row_bytes, const Epilogue& e) {
+  const int64_t fitting = kRowBlockBytes / row_bytes;
+  return static_cast<int>(fitting < kTileRows ? kTileRows : e.y || fitting < kHeldRows ? fitting : kHeldRows);
+}
+
+OCTAVO_INLINE int num_row_blocks(int rows, int most) { return (rows + most - 1) / most; }
 
 // Cuts panels x rows into a grid of at most w.count cells. Rows are split only as far as a cell's do not fit in L2, so
 // that each weight is read by few workers; where there are fewer panels than workers, such that the largest cell is
 // smallest. Cells of the same panels follow one another: a thread has them in turn. Bundles of panels stay whole.
-inline Cell cell_of(int all_panels, int rows, int64_t row_bytes, Worker w, int bundle = 1) {
+inline Cell cell_of(int all_panels, int rows, int block_rows, Worker w, int bundle = 1) {
   const int panels = (all_panels + bundle - 1) / bundle, row_tiles = (rows + kTileRows - 1) / kTileRows;
-  int least = num_row_blocks(rows, row_bytes);
+  int least = num_row_blocks(rows, block_rows);
   least = least < 1 ? 1 : least < w.count ? least : w.count;
   while (w.count % least) ++least;  // no worker is left without a cell
   const int most = panels >= w.count / least || row_tiles < least ? least : row_tiles < w.count ? row_tiles : w.count;
@@ -55,13 +75,13 @@ inline Cell cell_of(int all_panels, int rows, int64_t row_bytes, Worker w, int b
     }
   }
   const int p = w.id / best_rows, r = w.id % best_rows;
-  if (p >= best_panels) return {0, 0, 0, 0, row_bytes};
+  if (p >= best_panels) return {0, 0, 0, 0, block_rows};
   const auto panel_of = [&](int part) {
     return bundle * (best_panels == w.count ? falling_split_point : split_point)(panels, part, best_panels);
   };
   const int end = panel_of(p + 1);
   return {panel_of(p), end < all_panels ? end : all_panels, split_point(rows, r, best_rows),
-          split_point(rows, r + 1, best_rows), row_bytes};
+          split_point(rows, r + 1, best_rows), block_rows};
 }
 
 template <int N>
@@ -86,7 +106,7 @@ OCTAVO_INLINE void with_rows(int n, const Body& body) {
 template <typename Body, typename After>
 OCTAVO_INLINE void for_each_tile(const Cell& cell, const Body& body, const After& after) {
   const int rows = cell.row_end - cell.row_begin;
-  const int blocks = num_row_blocks(rows, cell.row_bytes);
+  const int blocks = num_row_blocks(rows, cell.block_rows);
   for (int b = 0; b < blocks; ++b) {
     const int begin = cell.row_begin + split_point(rows, b, blocks);
     const int count = cell.row_begin + split_point(rows, b + 1, blocks) - begin;
@@ -153,29 +173,6 @@ OCTAVO_INLINE Ahead ahead_of(const void* panel, int64_t panel_bytes, int64_t ste
   return {begin + near, near ? step_bytes : 0};
 }
 
-constexpr int kHeldRows = 256;
-
-// Outputs of a gated product that are not stored: one group of a block of rows, until it is quantised. They would take
-// more of the second cache than all else that a step's rows need.
-struct Held {
-  alignas(64) float values[kHeldRows * kQuantGroup];
-
-  OCTAVO_INLINE float* at(int64_t row, int column) {
-    return values + row % kHeldRows * kQuantGroup + column % kQuantGroup;
-  }
-};
-
-// Where the output of a gated product lies until it is quantised, and if it is stored, ever after.
-OCTAVO_INLINE float* place_of(const Epilogue& e, Held* held, int64_t row, int column) {
-  return e.y ? e.y + row * e.ldy + column : held->at(row, column);
-}
-
-// Bytes of a row, for cutting rows into blocks: of those that are held there is a limit.
-inline int64_t row_bytes_of(int64_t bytes, const Epilogue& e) {
-  constexpr int64_t least = kRowBlockBytes / kHeldRows;
-  return e.y || bytes > least ? bytes : least;
-}
-
 inline int num_panels(int n, Act act) {
   return act == Act::none ? (n + kPanel - 1) / kPanel : (n / 2 + kPanel / 2 - 1) / (kPanel / 2);
 }
@@ -189,13 +186,13 @@ OCTAVO_INLINE f32x16 activate(Act act, f32x16 x) {
 
 // Writes the finished sums of rows [row, row + N) and one panel. Unrolled, so that the sums stay in registers.
 template <int N>
-OCTAVO_INLINE void finish_tile(const f32x16 (&sum)[N][2], int n, int row, int panel, const Epilogue& e, Held* held) {
+OCTAVO_INLINE void finish_tile(const f32x16 (&sum)[N][2], int n, int row, int panel, const Epilogue& e) {
   if (e.act != Act::none) {
     const int column = panel * (kPanel / 2);
     const int count = n / 2 - column < 16 ? n / 2 - column : 16;
 #pragma GCC unroll 8
     for (int r = 0; r < N; ++r) {
-      store_first(place_of(e, held, row + r, column), count, activate(e.act, sum[r][0]) * sum[r][1]);
+      store_first(place_of(e, row + r, column), count, activate(e.act, sum[r][0]) * sum[r][1]);
     }
     return;
   }

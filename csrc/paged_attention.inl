@@ -273,9 +273,9 @@ class AttentionRun {
     }
     if (!a_.quantized.q) return;
     with_group(a_.quantized.group, [&](auto group) {
-      const int first = static_cast<int>(place.column) / group.size, end = first + kv_.head_size / group.size;
-      for (int g = first; g < end; ++g) {
-        quantize_group_of<group.size>(to + (g * group.size - place.column), out_.width, place.row, g, a_.quantized);
+      for (int d = 0; d < kv_.head_size; d += group.size) {
+        const int g = static_cast<int>(place.column + d) / group.size;
+        quantize_group_of<group.size>(to + d, out_.width, place.row, g, a_.quantized);
       }
     });
   }

@@ -264,6 +264,7 @@ def _allocate(config: KVCacheConfig) -> _native.KVCache:
 
 
 def _emit(part: Sequence[Instruction], program: _native.Program) -> None:
+    """Append the instructions of a part, and the barriers that must stand between them."""
     barriers = BarrierPlan()
     for instruction in part:
         if barriers.needs_barrier(instruction):

@@ -86,11 +86,10 @@ def array_buffer(rows: int, width: int, is_result: bool = False) -> Buffer:
 def without_unread(instructions: Sequence[Instruction], kept: Sequence[Buffer]) -> list[Instruction]:
     """The same instructions, where possible without writing what none of them reads and is not kept: it will get
     no place."""
-    read = {id(columns.buffer) for instruction in instructions for columns in instruction.reads}
-    read |= {id(buffer) for buffer in kept}
+    wanted = {columns.buffer for instruction in instructions for columns in instruction.reads} | set(kept)
     return [
         replace(i, writes=tuple(c for c in i.writes if c is not i.unless_unread))
-        if i.unless_unread is not None and id(i.unless_unread.buffer) not in read
+        if i.unless_unread is not None and i.unless_unread.buffer not in wanted
         else i
         for i in instructions
     ]
